@@ -1,0 +1,49 @@
+"""Every error that a user can cause or mend, under one base so that the command line catches one thing.
+
+A message says where, what was found, what was expected, and what to do next.
+"""
+
+from collections.abc import Iterable
+
+
+class LlmtoolError(Exception):
+    """Something the user can mend. The command line prints the message without a traceback and exits with 2."""
+
+
+class BadCheckpoint(LlmtoolError):
+    """The files of a checkpoint are damaged, incomplete or hostile."""
+
+
+class UnknownLayout(LlmtoolError):
+    """A layout word, or one of its keys or values, is not one we know; or a folder holds no layout we know."""
+
+
+class MissingFact(LlmtoolError):
+    """A fact that the conversion needs is neither in the files nor given by the user."""
+
+
+class Contradiction(LlmtoolError):
+    """Two sources of one fact disagree: a flag against a file, or a file against another."""
+
+
+class CannotHold(LlmtoolError):
+    """The target layout has no place for something that the model has."""
+
+
+class BadTarget(LlmtoolError):
+    """The output path cannot be written as asked."""
+
+
+class MissingExtra(LlmtoolError):
+    """An optional dependency is not installed."""
+
+
+class PlanError(LlmtoolError):
+    """A conversion cannot be planned. Carries every problem, not the first alone."""
+
+    def __init__(self, title: str, problems: Iterable[str], shown: int = 10):
+        self.problems = list(problems)
+        head = self.problems[:shown]
+        more = len(self.problems) - len(head)
+        lines = [f"  - {problem}" for problem in head] + ([f"  - and {more} more of the kind"] if more else [])
+        super().__init__("\n".join([title, *lines]))
