@@ -5,7 +5,9 @@ repeat with period k has k stacks, one a position j of the block, each over the 
 is ``repeat * k + j``. Experts are stacked below that. Everything else keeps the canonical name and axes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from llmtool import params
 from llmtool.model_config import ModelConfig
@@ -32,7 +34,8 @@ def address(weight: params.Weight, config: ModelConfig) -> tuple[str, tuple[int,
     return _key(weight.template, block), (repeat,) if weight.expert is None else (repeat, weight.expert)
 
 
-def entries(config: ModelConfig) -> dict[str, NativeEntry]:
+@cache
+def entries(config: ModelConfig) -> Mapping[str, NativeEntry]:
     """Every array of a model of this config, by key, in the table's order."""
     sizes = params.sizes(config) | {"L": config.n_layers // config.block_period}
     out: dict[str, NativeEntry] = {}

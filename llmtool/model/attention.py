@@ -1,0 +1,72 @@
+"""Causal self-attention with grouped queries."""
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from llmtool.model.norm import Norm
+from llmtool.model.part import Part
+from llmtool.model.position import rotate
+
+
+@flax.struct.dataclass
+class Context:
+    """What all layers share about the batch; computed once, outside the scan over layers.
+
+    B is 1 where every row has the same positions. ``mask_BTS`` is None for plain causal rows; ``valid_BT`` says which
+    tokens are not padding, None if all are.
+    """
+
+    rope: tuple[jax.Array, jax.Array] | None = None
+    mask_BTS: jax.Array | None = None
+    buckets_BTS: jax.Array | None = None
+    valid_BT: jax.Array | None = None
+
+
+class Attention(Part):
+    """Norm, projections, positions, softmax, projection."""
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, context: Context) -> jax.Array:
+        config = self.config
+        x_BTD = Norm(config, self.compute, f"{self.path}.norm", name="norm")(x_BTD)
+        q_BTKGH, k_BSKH, v_BSKH = (self.linear(name, x_BTD) for name in "qkv")
+        if context.rope is not None:
+            q_BTKGH, k_BSKH = rotate(q_BTKGH, *context.rope), rotate(k_BSKH, *context.rope)
+        bias_BNTS = None
+        if (table_KGU := self.weight("relative_bias")) is not None:
+            bias_NBTS = jnp.take(table_KGU.reshape(config.n_heads, -1), context.buckets_BTS, axis=1)
+            bias_BNTS = jnp.moveaxis(bias_NBTS, 0, 1)
+        mask_BTS = context.mask_BTS
+        if config.extra_softmax_logit:
+            k_BSKH, v_BSKH, mask_BTS, bias_BNTS = _silent_key(k_BSKH, v_BSKH, mask_BTS, bias_BNTS)
+        q_BTNH = q_BTKGH.reshape(*q_BTKGH.shape[:2], config.n_heads, config.head_dim)
+        out_BTNH = jax.nn.dot_product_attention(
+            q_BTNH, k_BSKH, v_BSKH, bias=bias_BNTS,
+            mask=None if mask_BTS is None else mask_BTS[:, None],
+            is_causal=mask_BTS is None,
+            scale=config.head_dim**-0.5 if config.scale_query else 1.0,
+            implementation=_implementation(q_BTNH, k_BSKH),
+        )
+        return self.linear("out", out_BTNH.reshape(q_BTKGH.shape), inputs="KGH")
+
+
+def _silent_key(
+    k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array, bias_BNTS: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """One more key, which everyone sees: zeros answer 0 to every query and add nothing to the sum.
+
+    So the denominator gains exp(0), which is what a fixed extra logit of 0 does, with no softmax of our own.
+    """
+    one = (0, 1)
+    k_BSKH, v_BSKH = (jnp.pad(x, ((0, 0), one, (0, 0), (0, 0))) for x in (k_BSKH, v_BSKH))
+    mask_BTS = jnp.pad(mask_BTS, ((0, 0), (0, 0), one), constant_values=True)
+    return k_BSKH, v_BSKH, mask_BTS, None if bias_BNTS is None else jnp.pad(bias_BNTS, ((0, 0), (0, 0), (0, 0), one))
+
+
+def _implementation(q_BTNH: jax.Array, k_BSKH: jax.Array) -> str:
+    """cuDNN's fused kernel where it takes these shapes, XLA elsewhere."""
+    head_dim, half = q_BTNH.shape[-1], q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
+    fits = half and head_dim % 8 == 0 and head_dim <= 128 and q_BTNH.shape[1] % 2 == k_BSKH.shape[1] % 2 == 0
+    return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"

@@ -1,0 +1,29 @@
+"""RMSNorm and LayerNorm, in float32 whatever the compute dtype. Scales are plain: y = x̂ · scale (+ bias)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from llmtool.model.part import Part
+
+
+class Norm(Part):
+    """Normalises the last axis; which norm is the config's."""
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        x = x_BTD.astype(jnp.float32)
+        if self.config.norm == "layernorm":
+            x = x - jnp.mean(x, axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.config.norm_eps)
+        x = x * self.weight("scale", jnp.float32)
+        bias = self.weight("bias", jnp.float32)
+        return (x if bias is None else x + bias).astype(x_BTD.dtype)
+
+
+class PreNorm(Part):
+    """A place in the tree that holds a norm and nothing else: ``mlp`` of a layer whose experts lie under ``moe``."""
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        return Norm(self.config, self.compute, f"{self.path}.norm", name="norm")(x_BTD)
