@@ -1,0 +1,97 @@
+"""The door: ``llmtool VERB …``.
+
+Commands are plain click commands whose bodies import what they need, so that ``--help`` and shell completion stay
+light. Exit status: 0 done (or equal), 1 the answer is no, 2 an error that the user can mend, 130 interrupted.
+"""
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from llmtool import __version__
+from llmtool.commands.completion import completion
+from llmtool.commands.convert import convert
+from llmtool.commands.diff import diff
+from llmtool.commands.inspect import inspect
+from llmtool.commands.layouts import layouts
+from llmtool.commands.show import printable
+from llmtool.errors import LlmtoolError
+
+PROGRAM = "llmtool"
+COMPLETION_VARIABLE = "_LLMTOOL_COMPLETE"
+
+
+@click.group(
+    name=PROGRAM,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
+    epilog="Every command takes a checkpoint in any layout: `llmtool layouts` lists them. More: `llmtool VERB --help`.",
+)
+@click.version_option(__version__, prog_name=PROGRAM)
+def cli() -> None:
+    """Move LLM checkpoints between Meta, Hugging Face, Pax and Transformer Engine, and prove that nothing was lost."""
+
+
+for command in (completion, convert, diff, inspect, layouts):
+    cli.add_command(command)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit status. A user's mistake is one message on stderr, never a traceback."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    if COMPLETION_VARIABLE in os.environ:
+        cli.main(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)
+    as_json = "--json" in arguments
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of a pipe went away: `llmtool inspect … | head` is not an error of anyone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", "Interrupted", as_json, status=130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.UsageError as error:
+        hint = f"\nTry '{error.ctx.command_path} --help'." if error.ctx else ""
+        return _fail(error.format_message() + hint, "UsageError", as_json)
+    except click.ClickException as error:
+        return _fail(error.format_message(), type(error).__name__, as_json)
+    except LlmtoolError as error:
+        return _fail(str(error), type(error).__name__, as_json, problems=getattr(error, "problems", None))
+    except MemoryError:
+        return _fail("out of memory: see this job's limit (`ulimit -v`, Slurm's --mem)", "MemoryError", as_json)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        return _fail(_describe_os_error(error), "OSError", as_json)
+
+
+def _run(arguments: list[str]) -> int:
+    # click's own main() would answer a broken pipe with 1, which here means "different".
+    try:
+        with cli.make_context(PROGRAM, arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def _describe_os_error(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}no space left; free some, or write to another disk (nothing half-written stays behind)"
+    return f"{where}{error.strerror}"
+
+
+def _fail(message: str, kind: str, as_json: bool, status: int = 2, problems: list[str] | None = None) -> int:
+    click.echo(f"{PROGRAM}: {printable(message)}", err=True)
+    if as_json:
+        report = {"schema": "llmtool.error/1", "error": {"kind": kind, "message": message, "problems": problems or []}}
+        click.echo(json.dumps(report, indent=2))
+    return status

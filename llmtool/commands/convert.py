@@ -1,0 +1,87 @@
+"""``llmtool convert``: from any layout into any other."""
+
+from typing import Any
+
+import click
+
+from llmtool.commands import nvidia_flags
+from llmtool.commands.nvidia_flags import Job
+from llmtool.commands.options import LayoutWord, json_option, model_config_option, quiet_option, step_option
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class _Command(click.Command):
+    """Help that keeps NVIDIA's flags in a section of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                sections[param.name in nvidia_flags.NAMES].append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(sections[False])
+        with formatter.section("The same in NVIDIA's spelling (all but the first four are optional)"):
+            formatter.write_dl(sections[True])
+
+
+@click.command(cls=_Command, short_help="Convert a checkpoint into another layout.")
+@click.argument("src", required=False, type=click.Path())
+@click.argument("dst", required=False, type=click.Path())
+@click.option("--to", "to_word", type=LayoutWord(target=True), help="Layout to write.")
+@click.option("--from", "from_word", type=LayoutWord(), help="Layout of SRC; found out when left out.")
+@model_config_option
+@click.option("--dtype", type=click.Choice(DTYPES), help="Cast every weight; what overflows, underflows or changes is "
+              "counted. Left out: unchanged, bit for bit.", show_default=False)
+@step_option
+@click.option("--weight-only", is_flag=True, help="Leave optimizer state behind.")
+@click.option("--overwrite", is_flag=True, help="Replace a target that is there; only once the new one is complete.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and every problem; read no weight, write nothing.")
+@json_option
+@quiet_option
+@nvidia_flags.options
+def convert(**options: Any) -> None:
+    """Convert the checkpoint SRC into the folder DST.
+
+    \b
+    llmtool convert Llama-2-70b/ out/ --to pax
+    llmtool convert llama-hf/ out/ --to te:qkv=kv_packed,gate=act_first
+    llmtool convert model.gguf out/ --to hf --dtype bfloat16
+
+    Nothing is guessed in silence: a needed fact that neither the files nor you state is an error that names it.
+    """
+    _convert(_job(options), options)
+
+
+def _job(options: dict[str, Any]) -> Job:
+    flags = {name: options[name] for name in nvidia_flags.NAMES}
+    source, target, to_word = options["src"], options["dst"], options["to_word"]
+    if any(flags.values()):
+        if source or target:
+            raise click.UsageError("give SRC and DST, or NVIDIA's flags with --input-path and --output-path; not both")
+        return nvidia_flags.translate(flags, options["from_word"], to_word)
+    if not (source and target and to_word):
+        missing = [name for name, value in (("SRC", source), ("DST", target), ("--to LAYOUT", to_word)) if not value]
+        raise click.UsageError(f"missing {', '.join(missing)}")
+    return Job(source, target, options["from_word"], to_word)
+
+
+def _convert(job: Job, options: dict[str, Any]) -> None:
+    from llmtool.commands.show import print_json, print_report
+    from llmtool.convert import convert_checkpoint, open_checkpoint
+    from llmtool.progress import progress
+
+    facts = {name: options[name] for name in ("model_config", "step")}
+    choices = {name: options[name] for name in ("dtype", "weight_only", "overwrite", "dry_run")}
+    source = open_checkpoint(job.source, layout=job.from_word, **facts)
+    to_word = nvidia_flags.follow(source.word, job.to_word) if options["direction"] else job.to_word
+    total = None if options["dry_run"] else sum(spec.nbytes for spec in source.tensors.values())
+    with progress("converting", total, quiet=options["quiet"] or options["dry_run"]) as shown:
+        report = convert_checkpoint(
+            job.source, job.target, to=to_word, from_=job.from_word, expected=job.expected, **facts, **choices,
+            progress=lambda what, nbytes: shown.advance(nbytes, what),
+        )
+    if options["as_json"]:
+        print_json(report.to_json())
+    else:
+        print_report(report, dry_run=options["dry_run"])

@@ -1,0 +1,114 @@
+"""How far a long job is: a bar on a terminal, a line now and then in a log file, nothing when asked to be quiet.
+
+Everything goes to stderr, so that results on stdout can be piped. rich is imported when a bar is drawn, not before.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress(Protocol):
+    """What a job calls as it goes on."""
+
+    def advance(self, nbytes: int, what: str = "") -> None:
+        """``nbytes`` more are done; ``what`` is being worked on."""
+        ...
+
+
+@contextmanager
+def progress(title: str, total_bytes: int | None = None, *, quiet: bool = False) -> Iterator[Progress]:
+    """Show the progress of the block. Without ``total_bytes`` there is a rate, but no share and no time left."""
+    if quiet:
+        yield _Silence()
+    elif sys.stderr.isatty():
+        with _bar(title, total_bytes) as bar:
+            yield bar
+    else:
+        lines = _Lines(title, total_bytes)
+        yield lines
+        lines.finish()
+
+
+def human_bytes(n: float) -> str:
+    """``13476831232`` -> ``"13.5 GB"`` (powers of 1000, as disks and networks count)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:,.3g} TB" if n < 1000 else f"{n:,.0f} TB"
+
+
+def human_count(n: int) -> str:
+    """``6738415616`` -> ``"6.74 B"``, as people name models."""
+    value = float(n)
+    for unit in ("", " k", " M", " B"):
+        if value < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} T"
+
+
+def human_seconds(seconds: float) -> str:
+    """``3725`` -> ``"1 h 2 min"``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if seconds < 3600 and minutes < 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+class _Silence:
+    def advance(self, nbytes: int, what: str = "") -> None:
+        """Say nothing."""
+
+
+class _Lines:
+    """Plain lines for files and pipes: one every few seconds, one at the end."""
+
+    def __init__(self, title: str, total: int | None):
+        self.title, self.total, self.done = title, total, 0
+        self.start = self.last = time.monotonic()
+
+    def advance(self, nbytes: int, what: str = "") -> None:
+        self.done += nbytes
+        now = time.monotonic()
+        if now - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = now
+            rate = self.done / (now - self.start)
+            line = f"{self.title}: {human_bytes(self.done)}"
+            if self.total:
+                line += f" of {human_bytes(self.total)} ({self.done / self.total:.0%})"
+            line += f", {human_bytes(rate)}/s"
+            if self.total and rate:
+                line += f", {human_seconds(max(0, self.total - self.done) / rate)} left"
+            print(line + (f": {what}" if what else ""), file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self.start
+        rate = human_bytes(self.done / max(seconds, 1e-3))
+        line = f"{self.title}: {human_bytes(self.done)} in {human_seconds(seconds)} ({rate}/s)"
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(title: str, total: int | None) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+               TimeRemainingColumn(), TextColumn("{task.fields[what]}", style="dim"))
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=total, what="")
+
+        class Bar:
+            def advance(self, nbytes: int, what: str = "") -> None:
+                bars.update(task, advance=nbytes, what=what)
+
+        yield Bar()
