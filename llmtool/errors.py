@@ -18,6 +18,10 @@ class UnknownLayout(LlmtoolError):
     """A layout word, or one of its keys or values, is not one we know; or a folder holds no layout we know."""
 
 
+class UnknownPreset(LlmtoolError):
+    """A name that should be a preset, or a path to a file, is neither."""
+
+
 class MissingFact(LlmtoolError):
     """A fact that the conversion needs is neither in the files nor given by the user."""
 
