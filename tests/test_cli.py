@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from llmtool import __version__, cli
+from llmtool.commands.convert import job_of
 from llmtool.commands.options import complete_word
 from llmtool.commands.show import folded, printable
 from llmtool.errors import BadCheckpoint, PlanError
 
+ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = sorted(cli.cli.commands)
 HEAVY = ("jax", "torch", "numpy", "tensorstore", "transformers", "ml_dtypes", "rich", "safetensors", "gguf")
 
@@ -205,3 +209,26 @@ def test_tensors_of_many_layers_share_a_line() -> None:
     tensors += [{"name": "norm.{}", "shape": [4], "dtype": "float32"}, {"name": "step", "shape": [], "dtype": "uint32"}]
     assert list(folded(tensors)) == [
         ("layers.{0..2}.w  (3 arrays)", [4, 2], "float32"), ("norm.{}", [4], "float32"), ("step", [], "uint32")]
+
+
+def documented_commands() -> list[tuple[str, str]]:
+    """Every ``llmtool`` line in the code blocks of the README and the guides."""
+    guides = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), ROOT / "CONTRIBUTING.md"]
+    found = []
+    for guide in guides:
+        for block in re.findall(r"^```bash\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("llmtool "):
+                    found.append((str(guide.relative_to(ROOT)), " ".join(line.partition("#")[0].split())))
+    return found
+
+
+@pytest.mark.parametrize("guide, line", documented_commands())
+def test_documented_commands_parse(guide: str, line: str) -> None:
+    words = shlex.split(line.partition(" > ")[0])[1:]
+    with cli.cli.make_context("llmtool", words) as group:
+        name, command, rest = cli.cli.resolve_command(group, words)
+        assert command is not None
+        with command.make_context(name, list(rest), parent=group) as context:
+            if name == "convert":
+                assert job_of(context.params)

@@ -50,10 +50,11 @@ def convert(**options: Any) -> None:
 
     Nothing is guessed in silence: a needed fact that neither the files nor you state is an error that names it.
     """
-    _convert(_job(options), options)
+    _convert(job_of(options), options)
 
 
-def _job(options: dict[str, Any]) -> Job:
+def job_of(options: dict[str, Any]) -> Job:
+    """The conversion that a command line asks for, in either spelling."""
     flags = {name: options[name] for name in nvidia_flags.NAMES}
     source, target, to_word = options["src"], options["dst"], options["to_word"]
     if any(flags.values()):
@@ -71,14 +72,14 @@ def _convert(job: Job, options: dict[str, Any]) -> None:
     from llmtool.convert import convert_checkpoint, open_checkpoint
     from llmtool.progress import progress
 
-    facts = {name: options[name] for name in ("model_config", "step")}
+    facts: dict[str, Any] = {name: options[name] for name in ("model_config", "step")} | {"expected": job.expected}
     choices = {name: options[name] for name in ("dtype", "weight_only", "overwrite", "dry_run")}
-    source = open_checkpoint(job.source, layout=job.from_word, **facts)
-    to_word = nvidia_flags.follow(source.word, job.to_word) if options["direction"] else job.to_word
-    total = None if options["dry_run"] else sum(spec.nbytes for spec in source.tensors.values())
+    with open_checkpoint(job.source, layout=job.from_word, **facts) as source:
+        to_word = nvidia_flags.follow(source.word, job.to_word) if options["direction"] else job.to_word
+        total = source.describe()["bytes"]
     with progress("converting", total, quiet=options["quiet"] or options["dry_run"]) as shown:
         report = convert_checkpoint(
-            job.source, job.target, to=to_word, from_=job.from_word, expected=job.expected, **facts, **choices,
+            job.source, job.target, to=to_word, from_=job.from_word, **facts, **choices,
             progress=lambda what, nbytes: shown.advance(nbytes, what),
         )
     if options["as_json"]:

@@ -18,7 +18,8 @@ def inspect(checkpoint: str, layout: str | None, model_config: str | None, step:
     from llmtool.commands.show import print_description, print_json
     from llmtool.convert import open_checkpoint
 
-    description = open_checkpoint(checkpoint, layout=layout, model_config=model_config, step=step).describe()
+    with open_checkpoint(checkpoint, layout=layout, model_config=model_config, step=step) as opened:
+        description = opened.describe()
     if as_json:
         print_json(description)
     else:

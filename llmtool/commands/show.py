@@ -56,28 +56,31 @@ def print_report(report: "Report", *, dry_run: bool) -> None:
 def print_description(description: dict[str, Any], *, every: bool) -> None:
     """What a checkpoint is."""
     console, tensors = _console(), description["tensors"]
+    version = [f"version {description['version']}"] if description["version"] else []
+    step = [f"step {description['step']}"] if description["step"] is not None else []
+    manifest = ["with a manifest of llmtool"] if description["manifest"] else []
     table = _table(show_header=False)
     for name, value in (
         ("checkpoint", description["path"]),
-        ("layout", f"{description['word']}  (version {description['version']})" if description["version"]
-         else description["word"]),
-        ("model", _model_line(description["config"] or {}, description["parameters"])),
+        ("layout", ", ".join([description["word"], *version, *step, *manifest])),
+        ("model", _model_line(description["config"], description["parameters"])),
         ("dtypes", _counts(description["dtypes"])),
         ("size", f"{human_bytes(description['bytes'])} in {len(tensors)} arrays"),
+        ("left out", _counts(description["left_out"]) or "nothing"),
+        ("not told", ", ".join(description["missing_facts"]) or "nothing that is needed"),
     ):
         table.add_row(name, printable(value))
     console.print(table)
-    if config := description["config"]:
-        facts = _table("fact", "value")
-        for name, value in config.items():
-            facts.add_row(name, printable(str(value)))
-        console.print(facts)
+    _print_lines(console, "odd: ", description["odd"])
+    facts = _table("fact", "value")
+    for name, value in description["config"].items():
+        facts.add_row(name, printable(str(value)))
     listing = _table("array", "shape", "dtype")
     for name, shape, dtype in _every(tensors) if every else folded(tensors):
         listing.add_row(printable(name), " × ".join(map(str, shape)) or "scalar", dtype)
-    console.print(listing)
-    _print_lines(console, "note: ", description["notes"])
-    _print_lines(console, "not told: ", description["missing_facts"])
+    for block in (facts, listing):
+        console.print()
+        console.print(block)
 
 
 def print_diff(found: dict[str, Any]) -> None:
@@ -131,9 +134,9 @@ def _every(tensors: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[int], 
 
 def _model_line(config: dict[str, Any], parameters: int | None) -> str:
     size = f"{human_count(parameters)} parameters ({parameters:,})" if parameters else "parameters unknown"
-    if not config:
-        return size
-    return f"{config['family']}, {config['n_layers']} layers, width {config['d_model']}, {size}"
+    facts = (config.get("family"), f"{config['n_layers']} layers" if "n_layers" in config else None,
+             f"width {config['d_model']}" if "d_model" in config else None, size)
+    return ", ".join(filter(None, facts))
 
 
 def _counts(counts: dict[str, int]) -> str:
