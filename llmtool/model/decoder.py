@@ -53,8 +53,8 @@ class Block(Part):
 class Decoder(Part):
     """Token ids to logits: ``Decoder(config, Compute(dtype)).apply({"params": tree}, ids_BT)``.
 
-    Norms, softmaxes, sums and logits are float32 whatever the compute dtype; float32 means full float32 products on
-    accelerators too.
+    Norms, softmaxes, sums and logits are float32 also where the products are bfloat16; float32 means full float32
+    products on accelerators too. (float64 throughout, under ``jax.enable_x64``, tells whose rounding a difference is.)
     """
 
     def setup(self) -> None:
@@ -103,11 +103,11 @@ class Decoder(Part):
             positions_BT = plain_1T if segment_ids_BT is None else packed_positions(segment_ids_BT)
             if config.position == "learned" and n_tokens > config.max_positions:
                 raise Contradiction(f"{n_tokens} tokens a row, but the model has {config.max_positions} positions")
-        x_BTD = jnp.take(self.embed, ids_BT, axis=0)
+        x_BTD = jnp.take(self.shard(self.embed, "VD"), ids_BT, axis=0)
         if config.position == "learned":
             x_BTD = x_BTD + jnp.take(self.position_table, positions_BT, axis=0)
         elif config.position == "sinusoidal":
-            x_BTD = x_BTD + sinusoids(positions_BT, config.d_model).astype(x_BTD.dtype)
+            x_BTD = x_BTD + sinusoids(positions_BT, config.d_model, self.compute.wide).astype(x_BTD.dtype)
         with _full_products(self.compute.dtype):
             x_BTD, _ = self.layers(self.shard(x_BTD, "BTD"), self._context(n_tokens, positions_BT, segment_ids_BT))
         return self.norm(x_BTD)
@@ -118,8 +118,8 @@ class Decoder(Part):
             x_BTD = x_BTD * self.config.d_model**-0.5
         with _full_products(self.compute.dtype):
             if self.config.tied:
-                return self.shard(product("BTD,VD->BTV", x_BTD, self.embed, jnp.float32), "BTV")
-            return self.unembed(x_BTD, "D", jnp.float32)
+                return self.shard(product("BTD,VD->BTV", x_BTD, self.embed, self.compute.wide), "BTV")
+            return self.unembed(x_BTD, "D", self.compute.wide)
 
     def _context(self, n_tokens: int, positions_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
         config = self.config
@@ -130,7 +130,7 @@ class Decoder(Part):
             mask_BTS = mask_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
         buckets = config.relative_buckets
         return Context(
-            rope=rope_angles(config, positions_BT) if config.position == "rope" else None,
+            rope=rope_angles(config, positions_BT, self.compute.wide) if config.position == "rope" else None,
             mask_BTS=mask_BTS,
             buckets_BTS=relative_buckets(positions_BT, buckets, config.relative_max_distance) if buckets else None,
             valid_BT=None if segment_ids_BT is None else segment_ids_BT != 0,

@@ -28,7 +28,7 @@ class Experts(Part):
         groups = compute.expert_groups
         x_GSD = x_BTD.reshape(groups, -1, config.d_model)
         valid_GS = jnp.ones(x_GSD.shape[:2], bool) if valid_BT is None else valid_BT.reshape(x_GSD.shape[:2])
-        probs_GSE = jax.nn.softmax(product("GSD,DE->GSE", x_GSD, router_DE, jnp.float32))
+        probs_GSE = jax.nn.softmax(product("GSD,DE->GSE", x_GSD, router_DE, compute.wide))
         weight_GSk, expert_GSk = jax.lax.top_k(probs_GSE, config.experts_per_token)
         weight_GSk = weight_GSk / (jnp.sum(weight_GSk, axis=-1, keepdims=True) + 1e-9)
         self.sow("losses", "load_balance", _load_balance(probs_GSE, expert_GSk[..., 0], valid_GS))
@@ -89,7 +89,7 @@ class Experts(Part):
         slot_c = start_E[expert_c] * size + rank_c
         rows_cD = jnp.repeat(x_BTD.reshape(-1, d_model), k, axis=0)
         x_nbD = jnp.zeros((n_blocks * size, d_model), x_BTD.dtype).at[slot_c].set(rows_cD)
-        expert_n = jnp.minimum(jnp.searchsorted(end_E, jnp.arange(n_blocks), side="right"), n_experts - 1)
+        expert_n = jnp.minimum(jnp.sum(end_E <= jnp.arange(n_blocks)[:, None], axis=1), n_experts - 1)
 
         def block(task: tuple[jax.Array, jax.Array]) -> jax.Array:
             x_bD, e = task

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, in float32 whatever the compute dtype. Scales are plain: y = x̂ · scale (+ bias)."""
+"""RMSNorm and LayerNorm, in float32 also when the products are bfloat16. Scales are plain: y = x̂ · scale (+ bias)."""
 
 import flax.linen as nn
 import jax
@@ -12,12 +12,12 @@ class Norm(Part):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        x = x_BTD.astype(jnp.float32)
+        x = x_BTD.astype(self.compute.wide)
         if self.config.norm == "layernorm":
             x = x - jnp.mean(x, axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.config.norm_eps)
-        x = x * self.weight("scale", jnp.float32)
-        bias = self.weight("bias", jnp.float32)
+        x = x * self.weight("scale", x.dtype)
+        bias = self.weight("bias", x.dtype)
         return (x if bias is None else x + bias).astype(x_BTD.dtype)
 
 

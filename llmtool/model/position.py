@@ -1,6 +1,7 @@
 """Where a token stands: rope angles, sinusoids, T5's relative buckets, and positions of packed rows."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ def packed_positions(segment_ids_BT: jax.Array) -> jax.Array:
     return index_T - jax.lax.cummax(start_BT, axis=1)
 
 
-def rope_angles(config: ModelConfig, positions_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine, float32 [B, T, P], of the angles that turn the first 2P features of a head.
+def rope_angles(config: ModelConfig, positions_BT: jax.Array, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine, [B, T, P] in ``dtype``, of the angles that turn the first 2P features of a head.
 
     Source: Su et al., RoFormer (2104.09864); partial rotation as in GPT-NeoX.
     """
@@ -27,7 +28,7 @@ def rope_angles(config: ModelConfig, positions_BT: jax.Array) -> tuple[jax.Array
     frequencies_P = 1.0 / config.rope_theta**exponents_P
     if config.rope_scaling is not None:
         frequencies_P = _stretched(frequencies_P, config.rope_scaling)
-    angles_BTP = positions_BT[..., None].astype(jnp.float32) * frequencies_P.astype(np.float32)
+    angles_BTP = positions_BT[..., None].astype(dtype) * frequencies_P.astype(dtype)
     return jnp.cos(angles_BTP), jnp.sin(angles_BTP)
 
 
@@ -52,14 +53,14 @@ def rotate(x_BTKGH: jax.Array, cos_BTP: jax.Array, sin_BTP: jax.Array) -> jax.Ar
     return jnp.concatenate([turned.astype(x_BTKGH.dtype), rest], axis=-1)
 
 
-def sinusoids(positions_BT: jax.Array, d_model: int) -> jax.Array:
-    """Fixed position vectors, float32 [B, T, D]: sines, then cosines, of wavelengths 2π to 2π · 10,000.
+def sinusoids(positions_BT: jax.Array, d_model: int, dtype: Any = jnp.float32) -> jax.Array:
+    """Fixed position vectors, [B, T, D] in ``dtype``: sines, then cosines, of wavelengths 2π to 2π · 10,000.
 
     Source: praxis, ``PositionalEmbedding`` (unlike Vaswani et al., the longest wavelength is reached).
     """
     n = d_model // 2
-    frequencies_n = np.exp(-np.arange(n) * (math.log(10_000.0) / max(n - 1, 1))).astype(np.float32)
-    angles_BTn = positions_BT[..., None].astype(jnp.float32) * frequencies_n
+    frequencies_n = np.exp(-np.arange(n) * (math.log(10_000.0) / max(n - 1, 1)))
+    angles_BTn = positions_BT[..., None].astype(dtype) * frequencies_n.astype(dtype)
     table_BTD = jnp.concatenate([jnp.sin(angles_BTn), jnp.cos(angles_BTn)], axis=-1)
     return jnp.pad(table_BTD, ((0, 0), (0, 0), (0, d_model % 2)))
 
