@@ -13,16 +13,13 @@ from collections.abc import Sequence
 import click
 
 from llmtool import __version__
-from llmtool.commands.completion import completion
+from llmtool.commands.completion import PROGRAM, VARIABLE, completion
 from llmtool.commands.convert import convert
 from llmtool.commands.diff import diff
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
 from llmtool.commands.show import printable
 from llmtool.errors import LlmtoolError
-
-PROGRAM = "llmtool"
-COMPLETION_VARIABLE = "_LLMTOOL_COMPLETE"
 
 
 @click.group(
@@ -42,8 +39,8 @@ for command in (completion, convert, diff, inspect, layouts):
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line; the exit status. A user's mistake is one message on stderr, never a traceback."""
     arguments = list(sys.argv[1:] if args is None else args)
-    if COMPLETION_VARIABLE in os.environ:
-        cli.main(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)
+    if VARIABLE in os.environ:
+        cli.main(prog_name=PROGRAM, complete_var=VARIABLE)
     as_json = "--json" in arguments
     try:
         status = _run(arguments)

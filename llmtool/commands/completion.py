@@ -3,6 +3,9 @@
 import click
 from click.shell_completion import get_completion_class
 
+PROGRAM = "llmtool"
+VARIABLE = "_LLMTOOL_COMPLETE"  # the environment variable by which a shell asks for completions
+
 # Two of bash's word breaks, ':' and '=', stand inside a layout word. click's own script takes the words that bash
 # broke; this one splits the line itself and hands back only what comes after the last break.
 BASH = r"""_llmtool_completion() {
@@ -24,7 +27,8 @@ complete -F _llmtool_completion llmtool"""
 
 @click.command(short_help="Print the script that completes llmtool's commands in your shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands, options and layout words.
 
     \b
@@ -32,9 +36,7 @@ def completion(shell: str) -> None:
     zsh:   llmtool completion zsh > ~/.zfunc/_llmtool     (with fpath+=~/.zfunc before compinit)
     fish:  llmtool completion fish > ~/.config/fish/completions/llmtool.fish
     """
-    from llmtool.cli import COMPLETION_VARIABLE, PROGRAM, cli
-
     maker = get_completion_class(shell)
     assert maker is not None
-    script = BASH if shell == "bash" else maker(cli, {}, PROGRAM, COMPLETION_VARIABLE).source()
+    script = BASH if shell == "bash" else maker(ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
     click.echo(script)
