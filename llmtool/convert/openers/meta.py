@@ -1,0 +1,64 @@
+"""Open a folder of Meta's ``consolidated*.pth`` with its params.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmtool.convert.checkpoint import Checkpoint
+from llmtool.convert.facts import resolve
+from llmtool.convert.layout_word import Word
+from llmtool.convert.layouts import meta
+from llmtool.convert.manifest import read_manifest
+from llmtool.convert.sidecars.json_file import read_json
+from llmtool.convert.sidecars.meta_params import config_from_params
+from llmtool.convert.stores.pickled import MetaSource
+from llmtool.errors import BadCheckpoint, MissingFact
+from llmtool.model_config import ModelConfig
+
+EMBEDDING, OUTPUT, UP = "tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w3.weight"
+ROW_PARALLEL = ("attention.wo.weight", "feed_forward.w2.weight")
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path looks like this layout."""
+    return path.is_dir() and any(path.glob("consolidated*.pth"))
+
+
+def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+    """Headers and params of a Meta checkpoint. The files do not say how ranks split the embedding; its shape does."""
+    params_path = path / "params.json"
+    data = read_json(params_path) if params_path.is_file() else None
+    dim = data.get("model", data).get("dim") if data is not None else told.d_model if told else None
+    if dim is None:
+        raise MissingFact(f"{path}: no params.json beside the weights; put it there or give --model-config FILE|PRESET")
+    source = MetaSource(path, lambda key, shapes: _axis(key, shapes, dim))
+    try:
+        vocab_size, _ = source.tensors[EMBEDDING].shape
+        d_ff = source.tensors[UP].shape[0]
+    except (KeyError, ValueError, IndexError) as error:
+        raise BadCheckpoint(f"{path}: {EMBEDDING} and {UP} are not two matrices of a Meta checkpoint: {error}") from error
+    manifest = read_manifest(path)
+    found: dict[str, Any] = {}
+    if data is not None:
+        found = {**vars(config_from_params(data, str(params_path), d_ff=d_ff, vocab_size=vocab_size))}
+        found["tied"] = None
+    found |= {"vocab_size": vocab_size, "d_ff": d_ff}
+    untied = {"tied": (OUTPUT not in source.tensors, "output.weight is there" if OUTPUT in source.tensors else "no output.weight")}
+    facts = resolve(str(params_path), found, told=told, expected=expected,
+                    recorded=manifest.model if manifest else None, assumed=untied)
+    facts.notes = [note for note in facts.notes if not note.startswith("tied")]
+    split = "width" if _axis(EMBEDDING, source.shard_shapes(EMBEDDING), dim) == 1 else "vocab"
+    return Checkpoint(
+        path=path, word=word.with_(shards=str(source.n_shards), split=split), source=source, facts=facts.facts,
+        config=facts.config, root=path, build_table=lambda config: meta.table(config, split), manifest=manifest,
+        sidecar=data, missing_facts=facts.missing, notes=facts.notes,
+    )
+
+
+def _axis(key: str, shapes: list[tuple[int, ...]], dim: int) -> int | None:
+    """The dimension that ranks split. Only the embedding needs its shape for that: whole width means by vocabulary."""
+    if key.endswith(ROW_PARALLEL):
+        return 1
+    if key == EMBEDDING:
+        return 0 if shapes[0][-1:] == (dim,) else 1
+    return 0 if len(shapes[0]) == 2 else None

@@ -1,0 +1,33 @@
+"""Open the trainer's own layout: ``model.json`` beside a ``params`` folder of zarr arrays."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmtool.convert.checkpoint import Checkpoint
+from llmtool.convert.facts import resolve
+from llmtool.convert.layout_word import Word
+from llmtool.convert.layouts import native
+from llmtool.convert.manifest import read_manifest
+from llmtool.convert.model_config_file import load_model_config
+from llmtool.convert.stores.zarr import ZarrSource
+from llmtool.model_config import ModelConfig
+
+MODEL, PARAMS = "model.json", "params"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path looks like this layout."""
+    return (path / MODEL).is_file() and (path / PARAMS).is_dir()
+
+
+def open_native(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+    """Headers and facts of a native checkpoint."""
+    found = vars(load_model_config(str(path / MODEL)))
+    manifest = read_manifest(path)
+    facts = resolve(str(path / MODEL), found, told=told, expected=expected)
+    return Checkpoint(
+        path=path, word=word, source=ZarrSource(path / PARAMS), facts=facts.facts, config=facts.config, root=path,
+        build_table=native.table, manifest=manifest, missing_facts=facts.missing, notes=facts.notes,
+        step=manifest.step if manifest else None,
+    )

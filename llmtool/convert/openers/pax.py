@@ -1,0 +1,116 @@
+"""Open a Pax checkpoint, with plain Pax layers or Transformer Engine's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmtool.convert.checkpoint import Checkpoint
+from llmtool.convert.facts import Facts, resolve
+from llmtool.convert.layout_word import Word, parse_word
+from llmtool.convert.layouts import pax, te
+from llmtool.convert.layouts.pax_facts import pax_facts, te_widths
+from llmtool.convert.manifest import Manifest, read_manifest
+from llmtool.convert.pax_folder import PaxFolder, find_step
+from llmtool.convert.row import Table
+from llmtool.convert.stores.base import Source
+from llmtool.convert.stores.zarr import ZarrSource
+from llmtool.errors import Contradiction, MissingFact, UnknownLayout
+from llmtool.model_config import ModelConfig
+
+LLAMA_ROPE = "the LLaMA configs of praxis and saxml turn pairs side by side (say pax:rope=half for the others)"
+
+
+def open_pax(
+    path: Path, folder: PaxFolder, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any]
+) -> Checkpoint:
+    """Headers and facts of one step of a Pax checkpoint. ``word``: what the user says of the layout, if anything."""
+    source = ZarrSource(folder.state, folder.unpadded)
+    name, shown, found = pax_facts(source.tensors, str(folder.state))
+    if word is not None and word.name != name:
+        raise UnknownLayout(f"{path}: holds {name} layers, but --from says {word.name}")
+    manifest = read_manifest(folder.root)
+    shown["format"] = folder.format
+    options, notes = _options(name, shown, word, manifest, found, str(path))
+    if name == "te":
+        found |= _heads(source, found, told, expected, manifest, str(path))
+    llama = found["family"] == "llama"
+    facts = resolve(
+        str(folder.state), found, told=told, expected=expected, recorded=manifest.model if manifest else None,
+        assumed={
+            "activation": ("silu" if llama else "gelu_tanh", f"what Pax's {'LLaMA' if llama else 'GPT'} configs use"),
+            "position": ("rope" if llama else None, "what Pax's LLaMA configs use"),
+        },
+    )
+    if facts.facts.get("position") == "rope" and "rope" not in {**(word.options if word else {})} and manifest is None:
+        notes.append(f"rope=interleaved assumed: {LLAMA_ROPE}")
+    keys = list(source.tensors)
+    moments = sum(".m.params." in key or ".v.params." in key for key in keys if key.startswith("opt_states"))
+    counts = sum(key.startswith("opt_states") for key in keys) - moments
+    missing = list(facts.missing)
+    if name == "te" and found.get("gated") and "gate" not in options:
+        missing.append("gate order (te:gate=act_first|linear_first)")
+    return Checkpoint(
+        path=path, word=Word(name, options), source=source, facts=facts.facts, config=facts.config, root=folder.root,
+        build_table=lambda config: _table(name, config, options, str(path)), manifest=manifest,
+        version=None if folder.version is None else str(folder.version), step=folder.step, missing_facts=missing,
+        notes=[*folder.notes, *notes, *facts.notes],
+        left_out={k: n for k, n in {"optimizer moments": moments, "optimizer counts": counts}.items() if n},
+    )
+
+
+def _options(
+    name: str, shown: dict[str, str], word: Word | None, manifest: Manifest | None, found: Facts, where: str
+) -> tuple[dict[str, str], list[str]]:
+    """The layout's keys: shown by the arrays, said by the user, recorded by a manifest, or the layout's default."""
+    options, notes = dict(shown), []
+    for key, value in (word.options if word else {}).items():
+        if key == "chunk" or key == "format":
+            continue
+        if options.setdefault(key, value) != value:
+            raise Contradiction(f"{where}: {key} is {options[key]}, but the layout word says {key}={value}")
+    if manifest is not None and (recorded := parse_word(manifest.layout)).name == name:
+        for key in ("rope", "norm", "gate"):
+            if key in recorded.options:
+                if word is not None and word.options.get(key, recorded.options[key]) != recorded.options[key]:
+                    notes.append(f"{key}={word.options[key]} was asked for; the manifest says {recorded.options[key]}")
+                options.setdefault(key, recorded.options[key])
+    options.setdefault("rope", "interleaved")
+    options.setdefault("norm", "centred" if found["norm"] == "layernorm" else "direct")
+    return options, notes
+
+
+def _heads(
+    source: Source, found: Facts, told: ModelConfig | None, expected: Mapping[str, Any], manifest: Manifest | None, where: str
+) -> Facts:
+    """Heads of a TE folder, whose kernels are flat: from the number or size of heads that somebody else knows."""
+    n_h, k_h = te_widths(source.tensors)
+    known = [dict(expected), vars(told) if told else {}, vars(manifest.model) if manifest else {}]
+    n = next((facts["n_heads"] for facts in known if facts.get("n_heads")), None)
+    h = next((facts["head_dim"] for facts in known if facts.get("head_dim")), None)
+    if n_h is None or k_h is None or (n is None and h is None):
+        return {}
+    h = h or n_h // n
+    if n_h % h or k_h % h or n_h // h != (n or n_h // h):
+        raise Contradiction(f"{where}: queries are {n_h} features wide and keys {k_h}; {n or '?'} heads of {h} do not fit")
+    return {"n_heads": n_h // h, "n_kv_heads": k_h // h, "head_dim": h}
+
+
+def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: str) -> Table:
+    given = {"repeat": options["repeat"] == "yes", "qkv": options["qkv"], "rope": options["rope"], "norm": options["norm"]}
+    if name == "pax":
+        return pax.table(config, **given)
+    if config.gated and "gate" not in options:
+        raise MissingFact(
+            f"{where}: a gated Transformer Engine folder without a manifest does not say which half of mlp.wi_kernel is "
+            "activated; give --from te:gate=linear_first (NVIDIA's converter wrote that) or te:gate=act_first (TE 1.8 and "
+            "newer compute that)"
+        )
+    return te.table(config, **given, gate=options.get("gate", "act_first"), bias=options["bias"], ln=options["ln"])
+
+
+def open_pax_path(
+    path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None
+) -> Checkpoint | None:
+    """Open a path that holds a Pax checkpoint, or None if it does not."""
+    folder = find_step(path, step)
+    return None if folder is None else open_pax(path, folder, word, told, expected)

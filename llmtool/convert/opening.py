@@ -1,0 +1,75 @@
+"""Find out which layout a path holds, and open it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmtool.convert.checkpoint import Checkpoint
+from llmtool.convert.layout_word import Word, parse_word
+from llmtool.errors import BadCheckpoint, UnknownLayout
+from llmtool.model_config import ModelConfig
+
+
+def open_checkpoint(
+    path: str | Path,
+    *,
+    layout: str | None = None,
+    model_config: str | ModelConfig | None = None,
+    step: int | None = None,
+    expected: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Open a checkpoint in any layout, from its headers alone.
+
+    ``layout``: a layout word where the files do not say enough, or to insist; ``model_config``: facts that the files
+    lack (a file, a preset's name or a ModelConfig); ``step``: of a Pax job with several; ``expected``: facts that must
+    hold (fields of ModelConfig). Raises an LlmtoolError that says what was found and what to do.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BadCheckpoint(f"{path}: no such file or folder")
+    told = _told(model_config)
+    word = parse_word(layout) if layout else None
+    return _open(path, word, told, dict(expected or {}), step)
+
+
+def _told(model_config: str | ModelConfig | None) -> ModelConfig | None:
+    if model_config is None or isinstance(model_config, ModelConfig):
+        return model_config
+    from llmtool.convert.model_config_file import load_model_config
+
+    return load_model_config(model_config)
+
+
+def _open(path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None) -> Checkpoint:
+    from llmtool.convert.openers import gguf, hf, meta, native, pax
+
+    openers = {
+        "native": (native.recognises, native.open_native),
+        "meta": (meta.recognises, meta.open_meta),
+        "gguf": (gguf.recognises, gguf.open_gguf),
+        "hf": (hf.recognises, hf.open_hf),
+    }
+    if word is None or word.name in ("pax", "te"):
+        opened = pax.open_pax_path(path, word, told, expected, step)
+        if opened is not None:
+            return opened
+    found = [name for name, (recognises, _) in openers.items() if recognises(path)]
+    if word is not None:
+        if word.name not in found:
+            raise UnknownLayout(f"{path}: does not look like a {word.name} checkpoint"
+                                + (f"; it looks like {found[0]}" if found else f"; {_listing(path)}"))
+        found = [word.name]
+    if not found:
+        raise UnknownLayout(
+            f"{path}: no checkpoint layout found; {_listing(path)}. Expected config.json with safetensors or .bin (hf), "
+            "consolidated.NN.pth (meta), checkpoints/checkpoint_NNNNNNNN (pax, te), model.json with params/ (native) or a "
+            ".gguf file"
+        )
+    if step is not None:
+        raise UnknownLayout(f"{path}: --step is for Pax checkpoints; this is {found[0]}")
+    return openers[found[0]][1](path, word or Word(found[0]), told, expected)
+
+
+def _listing(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else [path.name]
+    return "it holds: " + (", ".join(names) if names else "nothing")
