@@ -25,7 +25,10 @@ class Weights(Protocol):
     """An open checkpoint, as far as loading is concerned."""
 
     def weight(self, name: str) -> np.ndarray:
-        """One canonical weight in canonical axes, preferably a view that reads nothing until it is sliced."""
+        """One canonical weight in canonical axes, preferably a view that reads nothing until it is sliced.
+
+        The last axis of a rotated weight may be spelt out in two, rope halves and pairs: it is never split.
+        """
         ...
 
 
@@ -70,7 +73,8 @@ def _load_entry(
         for device, shape in holders:
             if device not in buffers:
                 buffers[device] = jnp.zeros(shape, dtype or x.dtype, device=device)
-            buffers[device] = _place(buffers[device], jax.device_put(lying, device), np.array(offset, np.int32), turn)
+            piece = jax.device_put(lying, device)
+            buffers[device] = _place(buffers[device], piece, np.array(offset, np.int32), turn, shape[stacked:])
     return jax.make_array_from_single_device_arrays(entry.shape, sharding, [*buffers.values()])
 
 
@@ -94,10 +98,11 @@ def _pieces(
             yield slot, inner, offset, [(device, shape) for device in devices]
 
 
-@partial(jax.jit, static_argnames="turn", donate_argnums=0)
-def _place(buffer: jax.Array, x: jax.Array, offset: jax.Array, turn: tuple[int, ...]) -> jax.Array:
-    """``buffer[offset] = x.transpose(turn)`` in the buffer's own memory."""
-    x = x.transpose(turn).astype(buffer.dtype)
+@partial(jax.jit, static_argnames=("turn", "shape"), donate_argnums=0)
+def _place(
+    buffer: jax.Array, x: jax.Array, offset: jax.Array, turn: tuple[int, ...], shape: tuple[int, ...]
+) -> jax.Array:
+    """``buffer[offset] = x.transpose(turn).reshape(shape)`` in the buffer's own memory."""
+    x = x.transpose(turn).reshape(shape).astype(buffer.dtype)
     stacked = buffer.ndim - x.ndim
-    starts = [offset[i] for i in range(stacked)] + [0] * x.ndim
-    return jax.lax.dynamic_update_slice(buffer, x[(None,) * stacked], starts)
+    return jax.lax.dynamic_update_slice(buffer, x[(None,) * stacked], tuple(jnp.pad(offset, (0, x.ndim))))
