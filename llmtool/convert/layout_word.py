@@ -60,7 +60,8 @@ LAYOUTS: Mapping[str, LayoutInfo] = {
             "gate": Key(("act_first", "linear_first"), "act_first when written; must be given to read a folder without a manifest",
                         "which half of a gated wi_kernel is activated: the first (TE >= 1.8) or the second (NVIDIA's converter)"),
             "rope": _ROPE, "norm": _NORM,
-            "bias": Key(("te", "pax"), "te", "pax leaves the layers' biases under their Pax names (NVIDIA's --skip-bias)"),
+            "bias": Key(("te", "pax", "pax_split"), "te", "pax leaves the layers' biases under their Pax names (NVIDIA's "
+                        "--skip-bias), pax_split with those of q, k and v apart"),
             "ln": Key(("te", "pax"), "te", "pax leaves the layers' norms under their Pax names (NVIDIA's --skip-ln)"),
             "format": _FORMAT, "chunk": _CHUNK,
         }),

@@ -45,6 +45,8 @@ def full_word(word: Word, config: ModelConfig, source: Checkpoint) -> Word:
                 word = word.with_(**{key: source.word.options[key] for key in kept})
             norm = "centred" if config.norm == "layernorm" else "direct"
             word = word.with_(repeat="no", rope="interleaved", norm=norm, format="zarr")
+            if word.options.get("bias") == "pax" and (not mha or source.word.options.get("qkv") == "split"):
+                word = Word(word.name, {**word.options, "bias": "pax_split"})  # they stay as they are in the source
             if word.name == "pax":
                 return word.with_(qkv="combined" if mha else "split")
             return word.with_(qkv="qkv_packed" if mha else "kv_packed", gate="act_first", bias="te", ln="te")

@@ -74,6 +74,8 @@ def table(config: ModelConfig, prefix: str = "transformer.") -> Table:
     if config.family not in _FAMILIES:
         raise CannotHold(f"the hf layout has no table for the {config.family} family; it has: {', '.join(_FAMILIES)}")
     build, ignored = _FAMILIES[config.family]
+    if lost := unsupported(config):
+        raise CannotHold("the hf layout cannot hold " + "; nor ".join(lost))
     rows = list(build())
     if config.tied:  # some files repeat the embedding as lm_head; it must then be the same
         rows.append(keep("lm_head.weight", "V D", "embed", copy_of=rows[0].slot, optional=True))
@@ -81,3 +83,18 @@ def table(config: ModelConfig, prefix: str = "transformer.") -> Table:
         rows = [replace(row, slot=row.slot.replace("transformer.", prefix, 1)) for row in rows]
         ignored = tuple(pattern.replace(r"transformer\.", prefix, 1) for pattern in ignored)
     return Table("hf", tuple(rows), ignored=ignored)
+
+
+def unsupported(config: ModelConfig) -> list[str]:
+    """What of a model the family's Hugging Face class has no place for, each by name."""
+    llama = config.family == "llama"
+    position = "rope" if llama else "learned"
+    checks = {
+        f"{config.position} positions ({config.family} has {position} ones)": config.position not in (position, None),
+        f"{config.norm} in the {config.family} family": config.norm != ("rmsnorm" if llama else "layernorm"),
+        f"a feed-forward block {'without' if llama else 'with'} a gate": config.gated != llama,
+        "an output bias": config.unembed_bias,
+        "attention biases on some projections only": config.qkv_bias != config.attn_out_bias,
+        "a GPT-2 without biases": not llama and not (config.qkv_bias and config.mlp_bias),
+    }
+    return [what for what, lost in checks.items() if lost]

@@ -44,14 +44,14 @@ def outside(config: ModelConfig, norm: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def attention_norm(prefix: str, end: str, shift: float) -> tuple[Row, ...]:
+def attention_norm(prefix: str, end: str, shift: float) -> tuple[Row, Row]:
     return (
         keep(f"{prefix}.layer_norm.scale{end}", "D", f"{_A}.norm.scale", shift=shift, rewritten=False),
         keep(f"{prefix}.layer_norm.bias{end}", "D", f"{_A}.norm.bias", rewritten=False),
     )
 
 
-def mlp_norm(prefix: str, end: str, shift: float) -> tuple[Row, ...]:
+def mlp_norm(prefix: str, end: str, shift: float) -> tuple[Row, Row]:
     return (
         keep(f"{prefix}.ff_layer.layer_norm.scale{end}", "D", f"{_M}.norm.scale", shift=shift, rewritten=False),
         keep(f"{prefix}.ff_layer.layer_norm.bias{end}", "D", f"{_M}.norm.bias", rewritten=False),

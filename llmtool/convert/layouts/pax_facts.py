@@ -90,8 +90,8 @@ def _te_layer(get: Get, facts: Facts, options: dict[str, str]) -> None:
     if wi and len(wi) == 3:
         facts["d_ff"] = wi[2]
         facts["gated"] = wi[1] == 2
-    options["bias"] = "pax" if get("self_attention.post.b") or get("ff_layer.ffn_layer1.bias.b") else "te"
-    options["ln"] = "pax" if get("layer_norm.scale") or get("ff_layer.layer_norm.scale") else "te"
+    options["bias"] = "pax_split" if get("self_attention.query.b") else "pax" if get("self_attention.post.b") else "te"
+    options["ln"] = "pax" if get("layer_norm.scale") else "te"
     facts["qkv_bias"] = any(get(name) for name in (
         "attention.qkv.bias", "attention.query.bias", "self_attention.query.b", "self_attention.combined_qkv.b"))
     facts["attn_out_bias"] = bool(get("attention.out.bias") or get("self_attention.post.b"))

@@ -4,6 +4,8 @@ Source: variables of TE's flax ``TransformerLayer`` as its praxis wrapper names 
 converter and TE's own modules. What is not in a layer keeps its Pax name.
 """
 
+from dataclasses import replace
+
 from llmtool.convert.layouts import pax
 from llmtool.convert.row import Row, Table, keep
 from llmtool.model_config import ModelConfig
@@ -17,8 +19,9 @@ def table(
     """The rows of one model.
 
     ``qkv``: qkv_packed (needs K = N), kv_packed or separate. ``gate``: act_first (TE 1.8 and newer compute the
-    activation of the first half of ``wi_kernel``) or linear_first (NVIDIA's converter). ``bias`` and ``ln``: "pax"
-    leaves biases or norms of the layers under their Pax names, as NVIDIA's ``--skip-bias`` and ``--skip-ln`` do.
+    activation of the first half of ``wi_kernel``) or linear_first (NVIDIA's converter). ``bias``: "pax" leaves every
+    bias of the layers under its Pax name, as NVIDIA's ``--skip-bias`` does, "pax_split" with q, k and v apart; ``ln``:
+    "pax" leaves the norms (``--skip-ln``).
     """
     outer, end = pax.block(repeat)
     prefix = f"{outer}.transformerlayer.cld"
@@ -27,40 +30,36 @@ def table(
     branches = ([f"{_M}.gate", f"{_M}.up"] if gate == "act_first" else [f"{_M}.up", f"{_M}.gate"]) if config.gated else [
         f"{_M}.up"]
 
+    kept = bias != "te"
     rows: list[Row] = [*pax.outside(config, norm)]
-    if ln == "pax":
-        rows += pax.attention_norm(outer, end, shift)
-    else:
-        rows += [
-            keep(f"{prefix}.attention.{head}.scale{end}", "D", f"{_A}.norm.scale", shift=shift, rewritten=False),
-            keep(f"{prefix}.attention.{head}.ln_bias{end}", "D", f"{_A}.norm.bias", rewritten=False),
-        ]
+    rows += _norm(f"{prefix}.attention.{head}", pax.attention_norm(outer, end, shift), end, ln, kept)
     rows += _projections(prefix, end, qkv, "w", "kernel")
     rows.append(keep(f"{prefix}.attention.out.kernel{end}", "(K G H) D", f"{_A}.out.w"))
-    if bias == "te":
+    if kept:
+        rows += pax.attention_biases(config, outer, end, "split" if bias == "pax_split" else "combined")
+    else:
         rows += _projections(prefix, end, qkv, "b", "bias")
         rows.append(keep(f"{prefix}.attention.out.bias{end}", "D", f"{_A}.out.b", rewritten=False))
-    else:
-        rows += pax.attention_biases(config, outer, end, "combined" if qkv == "qkv_packed" else "split")
-    if ln == "pax":
-        rows += pax.mlp_norm(outer, end, shift)
-    else:
-        rows += [
-            keep(f"{prefix}.mlp.scale{end}", "D", f"{_M}.norm.scale", shift=shift, rewritten=False),
-            keep(f"{prefix}.mlp.ln_bias{end}", "D", f"{_M}.norm.bias", rewritten=False),
-        ]
+    rows += _norm(f"{prefix}.mlp", pax.mlp_norm(outer, end, shift), end, ln, kept)
     rows += [
         Row(f"{prefix}.mlp.wi_kernel{end}", "D J F", {f"{branch}.w": "" for branch in branches}),
         keep(f"{prefix}.mlp.wo_kernel{end}", "F D", f"{_M}.down.w"),
     ]
-    if bias == "te":
+    if kept:
+        rows += pax.mlp_biases(outer, end)
+    else:
         rows += [
             Row(f"{prefix}.mlp.wi_bias{end}", "J F", {f"{branch}.b": "" for branch in branches}, rewritten=False),
             keep(f"{prefix}.mlp.wo_bias{end}", "D", f"{_M}.down.b", rewritten=False),
         ]
-    else:
-        rows += pax.mlp_biases(outer, end)
     return Table("te", tuple(rows), rope=pax.ROPE[rope], ignored=pax.IGNORED)
+
+
+def _norm(prefix: str, in_pax: tuple[Row, Row], end: str, ln: str, biases_kept: bool) -> list[Row]:
+    """Rows of a norm's scale and bias: in the TE module that it feeds, or as Pax has them."""
+    names = (f"{prefix}.scale{end}", f"{prefix}.ln_bias{end}")
+    stay = (ln == "pax", ln == "pax" or biases_kept)
+    return [row if keeps else replace(row, slot=name) for row, name, keeps in zip(in_pax, names, stay, strict=True)]
 
 
 def _projections(prefix: str, end: str, qkv: str, kind: str, name: str) -> list[Row]:

@@ -10,7 +10,7 @@ from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import hf
 from llmtool.convert.manifest import read_manifest
 from llmtool.convert.row import StoredShapes
-from llmtool.convert.sidecars.hf_config import config_from_hf, unknown_fields
+from llmtool.convert.sidecars.hf_config import config_from_hf
 from llmtool.convert.sidecars.json_file import read_json
 from llmtool.convert.stores.absent import AbsentSource
 from llmtool.convert.stores.base import DTYPES, Source, TensorSpec
@@ -40,9 +40,7 @@ def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[
     data = dict(read_json(config_path)) if config_path.is_file() else None
     notes: list[str] = []
     if data is not None:
-        found = vars(config_from_hf(data, str(config_path)))
-        if unknown := unknown_fields(data):
-            notes.append(f"config.json has fields that llmtool does not know: {', '.join(unknown)}")
+        found = vars(config_from_hf(data, str(config_path), notes))
     elif told is not None:
         found = {}
     else:

@@ -31,7 +31,8 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     dim = data.get("model", data).get("dim") if data is not None else told.d_model if told else None
     if dim is None:
         raise MissingFact(f"{path}: no params.json beside the weights; put it there or give --model-config FILE|PRESET")
-    source = MetaSource(path, lambda key, shapes: _axis(key, shapes, dim))
+    axes: dict[str, int | None] = {}
+    source = MetaSource(path, lambda key, shapes: axes.setdefault(key, _axis(key, shapes, dim)))
     try:
         vocab_size, _ = source.tensors[EMBEDDING].shape
         d_ff = source.tensors[UP].shape[0]
@@ -39,19 +40,21 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         raise BadCheckpoint(f"{path}: {EMBEDDING} and {UP} are not two matrices of a Meta checkpoint: {error}") from error
     manifest = read_manifest(path)
     found: dict[str, Any] = {}
+    notes: list[str] = []
     if data is not None:
-        found = {**vars(config_from_params(data, str(params_path), d_ff=d_ff, vocab_size=vocab_size))}
+        found = {**vars(config_from_params(data, str(params_path), d_ff=d_ff, vocab_size=vocab_size, notes=notes))}
         found["tied"] = None
     found |= {"vocab_size": vocab_size, "d_ff": d_ff}
-    untied = {"tied": (OUTPUT not in source.tensors, "output.weight is there" if OUTPUT in source.tensors else "no output.weight")}
-    facts = resolve(str(params_path), found, told=told, expected=expected,
-                    recorded=manifest.model if manifest else None, assumed=untied)
-    facts.notes = [note for note in facts.notes if not note.startswith("tied")]
-    split = "width" if _axis(EMBEDDING, source.shard_shapes(EMBEDDING), dim) == 1 else "vocab"
+    if OUTPUT not in source.tensors:
+        found["tied"] = True
+    elif manifest is None and told is None:
+        found["tied"] = False  # tied models carry a copy of the embedding, which only a manifest or config tells apart
+    facts = resolve(str(params_path), found, told=told, expected=expected, recorded=manifest.model if manifest else None)
+    split = "width" if axes.get(EMBEDDING, 1) == 1 else "vocab"  # one shard: there is nothing to split
     return Checkpoint(
         path=path, word=word.with_(shards=str(source.n_shards), split=split), source=source, facts=facts.facts,
         config=facts.config, root=path, build_table=lambda config: meta.table(config, split), manifest=manifest,
-        sidecar=data, missing_facts=facts.missing, notes=facts.notes,
+        sidecar=data, missing_facts=facts.missing, notes=notes + facts.notes,
     )
 
 
