@@ -14,7 +14,7 @@ import pytest
 from llmtool import __version__, cli
 from llmtool.commands.convert import job_of
 from llmtool.commands.options import complete_word
-from llmtool.commands.show import folded, printable
+from llmtool.commands.show import fold, printable
 from llmtool.errors import BadCheckpoint, PlanError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,8 +138,9 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 @pytest.mark.parametrize("equal, status", [(True, 0), (False, 1)])
 def test_diff_answers_with_its_exit_status(equal, status, monkeypatch, capsys) -> None:
-    found = {"schema": "llmtool.diff/1", "equal": equal, "max_abs_diff": 0.0 if equal else 0.25,
-             "missing": [], "extra": [] if equal else ["norm.bias"], "mismatched": []}
+    found = {"schema": "llmtool.diff/1", "equal": equal, "max_abs_diff": 0.0 if equal else 0.25, "a": "a", "b": "b",
+             "tolerance": 0.0, "weights": 3, "missing": [], "extra": [] if equal else ["norm.bias"], "mismatched": [],
+             "dtypes": [], "notes": []}
     answer = SimpleNamespace(equal=equal, to_json=lambda: found)
     monkeypatch.setattr("llmtool.convert.diff_checkpoints", lambda a, b, **_: answer, raising=False)
     assert cli.main(["diff", "a", "b", "--json"]) == status
@@ -204,11 +205,11 @@ def test_bash_completes_through_its_word_breaks(line: str, replies: list[str], t
     assert done.stdout.split() == replies
 
 
-def test_tensors_of_many_layers_share_a_line() -> None:
-    tensors = [{"name": f"layers.{i}.w", "shape": [4, 2], "dtype": "float32"} for i in range(3)]
-    tensors += [{"name": "norm.{}", "shape": [4], "dtype": "float32"}, {"name": "step", "shape": [], "dtype": "uint32"}]
-    assert list(folded(tensors)) == [
-        ("layers.{0..2}.w  (3 arrays)", [4, 2], "float32"), ("norm.{}", [4], "float32"), ("step", [], "uint32")]
+def test_what_differs_in_layer_numbers_alone_shares_a_line() -> None:
+    rows = [(f"layers.{i}.w -> x_{i}[{i}]", "f32") for i in (0, 1, 2, 5)] + [("norm.{}", "f32"), ("norm.w", "f16")]
+    assert list(fold(rows)) == [
+        ("layers.{0,1,2,5}.w -> x_{0,1,2,5}[{0,1,2,5}]", "f32", 4), ("norm.{}", "f32", 1), ("norm.w", "f16", 1)]
+    assert list(fold((f"layers.{i}", None) for i in range(3))) == [("layers.{0..2}", None, 3)]
 
 
 def documented_commands() -> list[tuple[str, str]]:

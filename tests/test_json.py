@@ -45,8 +45,8 @@ def test_figures_of_a_conversion(printed, oracle: Path, tmp_path: Path) -> None:
     report = printed("convert", oracle / "hf_llama_gqa", tmp_path / "out", "--to", "pax:repeat")
     assert report["parameters"] == printed("inspect", tmp_path / "out")["parameters"]
     assert report["bytes_written"] == 4 * report["parameters"]
-    assert report["from"] == "hf"
-    assert report["to"].startswith("pax:")
+    assert report["from_word"].startswith("hf")
+    assert report["to_word"].startswith("pax:")
     assert report["model"]["n_kv_heads"] == 2
     assert sum(report["dtypes"].values()) == report["tensors"]
 

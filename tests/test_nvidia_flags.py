@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from llmtool.commands.nvidia_flags import NAMES, SIZES, follow, translate
+from llmtool.commands.nvidia_flags import NAMES, SIZES, translate
 from llmtool.convert.layout_word import parse_word
 from llmtool.errors import CannotHold, Contradiction, UnknownLayout
 from llmtool.model_config import ModelConfig
@@ -72,16 +72,3 @@ def test_t5x_is_refused_with_the_reason(given) -> None:
 def test_the_flags_that_name_the_job_are_needed(name) -> None:
     with pytest.raises(click.UsageError, match="--" + name.replace("_", "-")):
         translate(flags(**{name: None}), None, None)
-
-
-@pytest.mark.parametrize("source, target, followed", [
-    ("pax", "te", "te"),
-    ("pax:repeat=yes,rope=half,norm=centred,qkv=split,format=flat", "te",
-     {"repeat": "yes", "rope": "half", "norm": "centred"}),
-    ("pax:format=bare", "te:gate=linear_first", {"gate": "linear_first", "format": "bare"}),
-    ("te:rope=interleaved,gate=act_first,qkv=separate", "pax", {"rope": "interleaved"}),
-    ("pax:repeat=yes", "te:repeat=no", {"repeat": "no"}),
-])
-def test_what_nvidias_converter_leaves_alone_stays(source, target, followed) -> None:
-    word = parse_word(follow(parse_word(source), target))
-    assert word.options == ({} if isinstance(followed, str) else followed)

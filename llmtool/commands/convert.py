@@ -8,7 +8,8 @@ from llmtool.commands import nvidia_flags
 from llmtool.commands.nvidia_flags import Job
 from llmtool.commands.options import LayoutWord, json_option, model_config_option, quiet_option, step_option
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SHORT = ("fp32", "bf16", "fp16", "fp64", "f32", "f16", "f64")
 
 
 class _Command(click.Command):
@@ -31,7 +32,7 @@ class _Command(click.Command):
 @click.option("--to", "to_word", type=LayoutWord(target=True), help="Layout to write.")
 @click.option("--from", "from_word", type=LayoutWord(), help="Layout of SRC; found out when left out.")
 @model_config_option
-@click.option("--dtype", type=click.Choice(DTYPES), help="Cast every weight; what overflows, underflows or changes is "
+@click.option("--dtype", type=click.Choice([*DTYPES, *SHORT]), metavar="|".join(DTYPES), help="Cast every weight; what overflows, underflows or changes is "
               "counted. Left out: unchanged, bit for bit.", show_default=False)
 @step_option
 @click.option("--weight-only", is_flag=True, help="Leave optimizer state behind.")
@@ -74,15 +75,16 @@ def _convert(job: Job, options: dict[str, Any]) -> None:
 
     facts: dict[str, Any] = {name: options[name] for name in ("model_config", "step")} | {"expected": job.expected}
     choices = {name: options[name] for name in ("dtype", "weight_only", "overwrite", "dry_run")}
-    with open_checkpoint(job.source, layout=job.from_word, **facts) as source:
-        to_word = nvidia_flags.follow(source.word, job.to_word) if options["direction"] else job.to_word
-        total = source.describe()["bytes"]
-    with progress("converting", total, quiet=options["quiet"] or options["dry_run"]) as shown:
+    quiet, total = options["quiet"] or options["dry_run"], None
+    if not quiet:
+        with open_checkpoint(job.source, layout=job.from_word, **facts) as source:
+            total = source.describe()["bytes"]
+    with progress("converting", total, quiet=quiet) as shown:
         report = convert_checkpoint(
-            job.source, job.target, to=to_word, from_=job.from_word, **facts, **choices,
+            job.source, job.target, to=job.to_word, from_=job.from_word, **facts, **choices,
             progress=lambda what, nbytes: shown.advance(nbytes, what),
         )
     if options["as_json"]:
         print_json(report.to_json())
     else:
-        print_report(report, dry_run=options["dry_run"])
+        print_report(report)

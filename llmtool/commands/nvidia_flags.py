@@ -109,17 +109,6 @@ def translate(flags: dict[str, Any], from_word: str | None, to_word: str | None)
     )
 
 
-def follow(source: Word, target: str) -> str:
-    """The target's word with what NVIDIA's converter leaves as it finds it: it regroups kernels and no more.
-
-    So stacked layers stay stacked, rope order and norm convention stay, and a bare folder of arrays gives another.
-    """
-    kept = {key: source.options[key] for key in ("repeat", "rope", "norm") if key in source.options}
-    if source.options.get("format") == "bare":
-        kept["format"] = "bare"
-    return str(parse_word(target).with_(**kept))
-
-
 def _said(**keys: str | None) -> dict[str, str]:
     return {key: value for key, value in keys.items() if value}
 

@@ -3,9 +3,9 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtool.progress import human_bytes, human_count, human_seconds
 
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from llmtool.convert import Report
+    from llmtool.convert.converting import Report
 
+DIFFERENCES_SHOWN = 10
 PIPE_WIDTH = 160  # columns where stdout is no terminal
+_Rest = TypeVar("_Rest", bound=Hashable)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 
@@ -29,28 +31,31 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def print_report(report: "Report", *, dry_run: bool) -> None:
+def print_report(report: "Report") -> None:
     """What a conversion did, or would do."""
-    console = _console()
-    if dry_run:
-        for line in report.plan:
-            console.print(printable(line))
-        console.print(f"dry run: nothing was written to {printable(report.target)}")
-        return
-    table = _table(show_header=False)
-    rate = (report.bytes_read + report.bytes_written) / report.seconds if report.seconds else 0
+    console, table = _console(), _table(show_header=False)
+    moved = report.bytes_read + report.bytes_written
+    written = f"{report.tensors} arrays, {human_bytes(report.bytes_written)}"
+    if not report.dry_run:
+        written += f" in {human_seconds(report.seconds)} ({human_bytes(moved / report.seconds)}/s read and written)"
     for name, value in (
         ("from", f"{report.source}  ({report.from_word})"),
         ("to", f"{report.target}  ({report.to_word})"),
         ("model", _model_line(report.model.to_json(), report.parameters)),
         ("dtypes", _counts(report.dtypes)),
-        ("written", f"{report.tensors} arrays, {human_bytes(report.bytes_written)} in {human_seconds(report.seconds)}"
-                    f" ({human_bytes(rate)}/s read and written)"),
+        ("written", written),
+        ("beside it", ", ".join(report.files) or "nothing"),
     ):
-        table.add_row(name, printable(value))
+        table.add_row(name if name != "written" or not report.dry_run else "to write", printable(value))
     console.print(table)
-    _print_lines(console, "", (_cast_line(cast) for cast in report.casts))
+    if report.dry_run:
+        console.print()
+        for text, _, count in fold((line, None) for line in report.plan):
+            console.print(printable(text) + (f"  ({count} steps)" if count > 1 else ""))
+        console.print()
     _print_lines(console, "note: ", report.notes)
+    if report.dry_run:
+        console.print("dry run: nothing was written")
 
 
 def print_description(description: dict[str, Any], *, every: bool) -> None:
@@ -76,8 +81,9 @@ def print_description(description: dict[str, Any], *, every: bool) -> None:
     for name, value in description["config"].items():
         facts.add_row(name, printable(str(value)))
     listing = _table("array", "shape", "dtype")
-    for name, shape, dtype in _every(tensors) if every else folded(tensors):
-        listing.add_row(printable(name), " × ".join(map(str, shape)) or "scalar", dtype)
+    rows = [(each["name"], (" × ".join(map(str, each["shape"])) or "scalar", each["dtype"])) for each in tensors]
+    for name, beside, count in ((*row, 1) for row in rows) if every else fold(rows):
+        listing.add_row(printable(name) + (f"  ({count} arrays)" if count > 1 else ""), *beside)
     for block in (facts, listing):
         console.print()
         console.print(block)
@@ -86,14 +92,20 @@ def print_description(description: dict[str, Any], *, every: bool) -> None:
 def print_diff(found: dict[str, Any]) -> None:
     """How two checkpoints differ; long lists are cut, JSON has them whole."""
     console = _console()
-    for title in ("missing", "extra", "mismatched"):
-        rows = found[title]
-        _print_lines(console, f"{title}: ", (row if isinstance(row, str) else _pairs(row) for row in rows[:10]))
-        if len(rows) > 10:
-            console.print(f"{title}: and {len(rows) - 10} more")
-    verdict = "equal" if found["equal"] else "different"
-    console.print(f"{verdict}: largest difference {found['max_abs_diff']:g}" if found["max_abs_diff"] is not None
-                  else verdict)
+    _print_lines(console, "note: ", found["notes"])
+    for title, rows in (
+        (f"only in {found['a']}", found["missing"]),
+        (f"only in {found['b']}", found["extra"]),
+        ("differs", [_pairs(row) for row in found["mismatched"]]),
+        ("stored as another dtype", [_pairs(row) for row in found["dtypes"]]),
+    ):
+        _print_lines(console, f"{title}: ", rows[:DIFFERENCES_SHOWN])
+        if len(rows) > DIFFERENCES_SHOWN:
+            console.print(printable(f"{title}: and {len(rows) - DIFFERENCES_SHOWN} more"))
+    gap = "not finite" if found["max_abs_diff"] is None else f"{found['max_abs_diff']:g}"
+    within = f" (tolerance {found['tolerance']:g})" if found["tolerance"] else ""
+    console.print(f"{'equal' if found['equal'] else 'different'}: {found['weights']} weights compared, "
+                  f"largest difference {gap}{within}")
 
 
 def print_layouts(layouts: list[dict[str, Any]]) -> None:
@@ -108,16 +120,18 @@ def print_layouts(layouts: list[dict[str, Any]]) -> None:
     _console().print(table)
 
 
-def folded(tensors: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[int], str]]:
-    """Name, shape and dtype of every array; those that differ in layer numbers alone share one line."""
-    groups: dict[tuple[str, tuple[int, ...], str], list[list[str]]] = {}
-    for tensor in tensors:
-        key = (_NUMBER.sub("\0", tensor["name"]), tuple(tensor["shape"]), tensor["dtype"])
-        groups.setdefault(key, []).append(_NUMBER.findall(tensor["name"]))
-    for (template, shape, dtype), numbers in groups.items():
+def fold(rows: Iterable[tuple[str, _Rest]]) -> Iterator[tuple[str, _Rest, int]]:
+    """Put texts that differ in numbers alone (layers, experts), and not in what stands beside them, into one.
+
+    Yields text, what stands beside it, and how many rows it stands for: ``layers.{0..31}.w``.
+    """
+    groups: dict[tuple[str, _Rest], list[list[str]]] = {}
+    for text, rest in rows:
+        groups.setdefault((_NUMBER.sub("\0", text), rest), []).append(_NUMBER.findall(text))
+    for (template, rest), numbers in groups.items():
         spans = [_span(sorted(set(map(int, column)))) for column in zip(*numbers, strict=True)]
-        name = "".join(piece for pair in zip_longest(template.split("\0"), spans, fillvalue="") for piece in pair)
-        yield name + (f"  ({len(numbers)} arrays)" if len(numbers) > 1 else ""), list(shape), dtype
+        text = "".join(piece for pair in zip_longest(template.split("\0"), spans, fillvalue="") for piece in pair)
+        yield text, rest, len(numbers)
 
 
 def _span(values: list[int]) -> str:
@@ -126,10 +140,6 @@ def _span(values: list[int]) -> str:
     if values == list(range(values[0], values[-1] + 1)):
         return f"{{{values[0]}..{values[-1]}}}"
     return "{" + ",".join(map(str, values)) + "}"
-
-
-def _every(tensors: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[int], str]]:
-    return ((tensor["name"], tensor["shape"], tensor["dtype"]) for tensor in tensors)
 
 
 def _model_line(config: dict[str, Any], parameters: int | None) -> str:
@@ -141,10 +151,6 @@ def _model_line(config: dict[str, Any], parameters: int | None) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} ({n})" for name, n in counts.items())
-
-
-def _cast_line(cast: dict[str, Any]) -> str:
-    return "cast: " + _pairs(cast)
 
 
 def _pairs(row: dict[str, Any]) -> str:
