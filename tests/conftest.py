@@ -4,10 +4,15 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"  # meshes
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared machines", deadline=None)  # time is no property of the code on a busy machine
+settings.load_profile("shared machines")
 
 ROOT = Path(__file__).resolve().parent.parent
 
