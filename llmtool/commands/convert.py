@@ -9,7 +9,7 @@ from llmtool.commands.nvidia_flags import Job
 from llmtool.commands.options import LayoutWord, json_option, model_config_option, quiet_option, step_option
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-SHORT = ("fp32", "bf16", "fp16", "fp64", "f32", "f16", "f64")
+SHORT_DTYPES = ("fp32", "bf16", "fp16", "fp64", "f32", "f16", "f64")
 
 
 class _Command(click.Command):
@@ -32,8 +32,8 @@ class _Command(click.Command):
 @click.option("--to", "to_word", type=LayoutWord(target=True), help="Layout to write.")
 @click.option("--from", "from_word", type=LayoutWord(), help="Layout of SRC; found out when left out.")
 @model_config_option
-@click.option("--dtype", type=click.Choice([*DTYPES, *SHORT]), metavar="|".join(DTYPES), help="Cast every weight; what overflows, underflows or changes is "
-              "counted. Left out: unchanged, bit for bit.", show_default=False)
+@click.option("--dtype", type=click.Choice([*DTYPES, *SHORT_DTYPES]), metavar="|".join(DTYPES),
+              help="Cast every weight, and count what overflows, underflows or changes. Left out: unchanged.")
 @step_option
 @click.option("--weight-only", is_flag=True, help="Leave optimizer state behind.")
 @click.option("--overwrite", is_flag=True, help="Replace a target that is there; only once the new one is complete.")

@@ -44,7 +44,7 @@ def print_report(report: "Report") -> None:
         ("model", _model_line(report.model.to_json(), report.parameters)),
         ("dtypes", _counts(report.dtypes)),
         ("written", written),
-        ("beside it", ", ".join(report.files) or "nothing"),
+        ("sidecars", ", ".join(report.files) or "none"),
     ):
         table.add_row(name if name != "written" or not report.dry_run else "to write", printable(value))
     console.print(table)
