@@ -54,6 +54,31 @@ def octets(x: np.ndarray) -> memoryview:
     return x.reshape(-1).view(np.uint8).data
 
 
+class OutputFile:
+    """A new file, written at any offset from any thread. Left open by a failed run, it closes without a word."""
+
+    def __init__(self, path: Path):
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def resize(self, size: int) -> None:
+        """Give the file its size; what is not written reads as zeros."""
+        os.ftruncate(self._descriptor, size)
+
+    def write(self, data: memoryview | bytes, offset: int) -> None:
+        """Write all of ``data`` at ``offset``."""
+        write_at(self._descriptor, data, offset)
+
+    def close(self) -> None:
+        """Force the file onto the disk and close it."""
+        os.fsync(self._descriptor)
+        self.__del__()
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = getattr(self, "_descriptor", -1), -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def write_at(descriptor: int, data: memoryview | bytes, offset: int) -> None:
     """Write all of ``data`` at ``offset``. Threads may write to one file at once: there is no shared position."""
     data = memoryview(data)

@@ -28,10 +28,10 @@ class Ledger:
         if len(index) > len(spec.shape) or not all(0 <= i < n for i, n in zip(index, spec.shape, strict=False)):
             raise AssertionError(f"{key}{list(index)}: outside of {spec.shape}")
         with self._lock:
-            self._left[key] -= x.size
-            if (key, index, first_row) in self._seen or self._left[key] < 0:
+            if (key, index, first_row) in self._seen or self._left[key] < x.size:
                 raise AssertionError(f"{key}{list(index)} from row {first_row}: written twice")
             self._seen.add((key, index, first_row))
+            self._left[key] -= x.size
 
     def close(self) -> None:
         """Every slot must have been written."""

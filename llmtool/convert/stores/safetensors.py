@@ -5,17 +5,16 @@ copies every tensor and knows no float8; our own writer, because the reference o
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmtool.convert.stores.base import DTYPES, Index, TensorSpec
-from llmtool.convert.stores.files import MappedFile, at, octets, sync, write_at
+from llmtool.convert.stores.files import MappedFile, OutputFile, at, octets, sync
 from llmtool.convert.stores.ledger import Ledger
-from llmtool.convert.stores.sniff import refuse_impostors, refuse_odd_name
+from llmtool.convert.stores.sniff import is_plain_name, refuse_impostors, refuse_odd_name
 from llmtool.errors import BadCheckpoint, CannotHold
 
 SINGLE = "model.safetensors"
@@ -136,7 +135,7 @@ def read_index(path: Path) -> dict[str, str]:
         raise BadCheckpoint(f"{path}: has no weight_map that says which shard holds which name")
     for key, name in weight_map.items():
         refuse_odd_name(key, str(path))
-        if not isinstance(name, str) or PurePath(name).name != name or "\\" in name or "\0" in name:
+        if not isinstance(name, str) or not name.isprintable() or not is_plain_name(name):
             raise BadCheckpoint(f"{path}: puts {key} in {str(name)[:100]!a}; expected the name of a file beside it")
     return weight_map
 
@@ -217,8 +216,8 @@ class SafetensorsSink:
         self._tensors = dict(tensors)
         self._ledger = Ledger(self._tensors)
         self._folder = folder
-        self._places: dict[str, tuple[int, int]] = {}
-        self._files: list[Any] = []
+        self._places: dict[str, tuple[OutputFile, int]] = {}
+        self._files: list[OutputFile] = []
         shards = list(_shards(self._tensors, shard_size))
         count = len(shards)
         names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
@@ -245,22 +244,21 @@ class SafetensorsSink:
         text += b" " * (-len(text) % 8)
         if len(text) > _MAX_HEADER:
             raise CannotHold(f"{path.name}: its header would have {len(text)} bytes, the format allows {_MAX_HEADER}")
-        file = path.open("xb", buffering=0)
+        file = OutputFile(path)
         self._files.append(file)
-        write_at(file.fileno(), len(text).to_bytes(8, "little") + text, 0)
-        os.ftruncate(file.fileno(), 8 + len(text) + end)
-        self._places |= {key: (file.fileno(), 8 + len(text) + begin) for key, begin in begins.items()}
+        file.write(len(text).to_bytes(8, "little") + text, 0)
+        file.resize(8 + len(text) + end)
+        self._places |= {key: (file, 8 + len(text) + begin) for key, begin in begins.items()}
 
     def write(self, key: str, index: Index, x: np.ndarray, first_row: int = 0) -> None:
         self._ledger.enter(key, index, x, first_row)
-        descriptor, offset = self._places[key]
+        file, offset = self._places[key]
         skipped = first_row * x[:1].nbytes if first_row else 0
-        write_at(descriptor, octets(x), offset + slot_offset(self._tensors[key], index) + skipped)
+        file.write(octets(x), offset + slot_offset(self._tensors[key], index) + skipped)
 
     def close(self) -> None:
         self._ledger.close()
         for file in self._files:
-            os.fsync(file.fileno())
             file.close()
         if len(self._files) > 1:
             sync(self._folder / INDEX)

@@ -28,6 +28,11 @@ def refuse_impostors(path: Path) -> None:
         raise BadCheckpoint(f"{path}: a web page, not weights (a login or error page?). Download it again.")
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether ``name`` names something in a folder, and nothing above, below or outside of it."""
+    return name not in ("", ".", "..") and not any(mark in name for mark in "/\\\0") and len(name.encode()) <= 255
+
+
 def refuse_odd_name(key: str, where: str) -> None:
     """Raise BadCheckpoint for an array name that cannot be printed as it is (control characters, lone surrogates)."""
     if not key.isprintable() or len(key) > 1000:

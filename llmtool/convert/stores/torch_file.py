@@ -129,8 +129,9 @@ def _read_legacy(file: MappedFile) -> tuple[Any, dict[str, tuple[int, int]]]:
     if file.bytes(0, 1) != b"\x80":
         raise BadCheckpoint(f"{where}: not a PyTorch file (neither zip nor pickle), or one from before PyTorch 0.1.10")
     stream = io.BytesIO(file.bytes(0, MAX_PICKLE))
-    if [load_plain(stream, where)[0] for _ in range(2)] != [_LEGACY_MAGIC, _LEGACY_PROTOCOL]:
-        raise BadCheckpoint(f"{where}: a pickle, but not one that torch.save wrote")
+    for expected in (_LEGACY_MAGIC, _LEGACY_PROTOCOL):
+        if load_plain(stream, where)[0] != expected:
+            raise BadCheckpoint(f"{where}: a pickle, but not one that torch.save wrote")
     system, _ = load_plain(stream, where)
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise BadCheckpoint(f"{where}: was not written on a little-endian machine")

@@ -5,7 +5,6 @@ for each. All sizes are known beforehand, so the archive is laid out at once and
 only their checksums are filled in at the end. (Facts: torch/serialization.py; PKWARE APPNOTE 4.3 to 4.5 for zip.)
 """
 
-import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from llmtool.convert.stores.base import DTYPES, Index, TensorSpec
-from llmtool.convert.stores.files import octets, sync, write_at
+from llmtool.convert.stores.files import OutputFile, octets, sync
 from llmtool.convert.stores.ledger import Ledger
 from llmtool.errors import CannotHold
 
@@ -75,15 +74,15 @@ class TorchZipWriter:
         if unknown := [key for key, spec in tensors.items() if spec.dtype not in _STORAGES]:
             raise CannotHold(f"{unknown[0]}: a PyTorch file cannot hold dtype {tensors[unknown[0]].dtype}")
         self._path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = OutputFile(path)
         self._end = 0
         self._members: list[_Member] = []
         for name, content in (("data.pkl", _pickle(tensors)), ("byteorder", b"little"), ("version", b"3\n")):
             member = self._place(name, len(content))
             member.crc = zlib.crc32(content)
-            write_at(self._file.fileno(), content, member.data)
+            self._file.write(content, member.data)
         self._places = {key: self._place(f"data/{i}", spec.nbytes) for i, (key, spec) in enumerate(tensors.items())}
-        os.ftruncate(self._file.fileno(), self._end)
+        self._file.resize(self._end)
 
     def _place(self, name: str, size: int) -> _Member:
         name = f"{_ROOT}/{name}"
@@ -97,16 +96,15 @@ class TorchZipWriter:
         """Store the C-contiguous ``x`` behind what was written of this tensor before."""
         member, data = self._places[key], octets(x)
         member.crc = zlib.crc32(data, member.crc)
-        write_at(self._file.fileno(), data, member.data + member.done)
+        self._file.write(data, member.data + member.done)
         member.done += len(data)
 
     def close(self) -> None:
         """Write local headers and the directory, and fsync."""
         for member in self._members:
-            write_at(self._file.fileno(), member.local(), member.header)
+            self._file.write(member.local(), member.header)
         directory = b"".join(member.central() for member in self._members)
-        write_at(self._file.fileno(), directory + self._tail(len(directory)), self._end)
-        os.fsync(self._file.fileno())
+        self._file.write(directory + self._tail(len(directory)), self._end)
         self._file.close()
 
     def _tail(self, length: int) -> bytes:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from llmtool.convert.stores.base import Index, TensorSpec
-from llmtool.convert.stores.files import octets, sync, write_at
+from llmtool.convert.stores.files import OutputFile, octets, sync, write_at
 from llmtool.convert.stores.ledger import Ledger
+from llmtool.convert.stores.sniff import is_plain_name
 from llmtool.convert.stores.zarr_meta import ARRAY_FILE, ArrayMeta, cells, chunk_name, has_dtype, overlap
 from llmtool.errors import CannotHold
 
@@ -37,7 +38,7 @@ class ZarrSink:
         for key, spec in tensors.items():
             if not has_dtype(spec.dtype):
                 raise CannotHold(f"{key}: zarr has no name for dtype {spec.dtype}")
-            if key in ("", ".", "..") or "/" in key or "\0" in key or len(key.encode()) > 255:
+            if not is_plain_name(key):
                 raise CannotHold(f"{key[:100]!a}: cannot be the name of a folder, as zarr arrays need")
         self._folder = folder
         self._tensors = dict(tensors)
@@ -94,7 +95,6 @@ class ZarrSink:
         with self._lock:
             packing = self._packings.get(path) or _Packing(path, meta)
             self._packings[path] = packing
-            self._written.add(path)
         if packing.add(box, part, [n - i * length for n, i, length in zip(meta.shape, cell, meta.chunks, strict=True)]):
             del self._packings[path]
 
@@ -117,17 +117,17 @@ class _Packing:
 
         self._meta = meta
         self._path = path
-        self._stream = zstandard.ZstdCompressor(level=1).stream_writer(path.open("xb"), size=meta.chunk_nbytes)
-        self._rows = 0
+        self._stream = zstandard.ZstdCompressor(level=1).compressobj(size=meta.chunk_nbytes)
+        self._file = OutputFile(path)
+        self._rows = self._end = 0
 
     def add(self, box: Box, part: np.ndarray, room: list[int]) -> bool:
         """Feed ``part``, which is ``chunk[box]``. True if this was the last of the chunk's ``room`` for numbers."""
         chunks = self._meta.chunks
         axis = next((axis for axis, item in enumerate(box) if isinstance(item, slice)), None)
         if axis is None:  # one number
-            self._stream.write(octets(part))
-            self._stream.close()
-            return True
+            self._feed(part)
+            return self._finish()
         rows = box[axis]
         assert isinstance(rows, slice)
         if rows.start != self._rows:
@@ -137,12 +137,23 @@ class _Packing:
             padded = np.zeros(wide, self._meta.dtype)
             padded[tuple(slice(0, n) for n in part.shape)] = part
             part = padded
-        self._stream.write(octets(np.ascontiguousarray(part)))
+        self._feed(np.ascontiguousarray(part))
         self._rows = rows.stop
         if self._rows < min(chunks[axis], room[axis]):
             return False
-        self._stream.write(octets(np.zeros((chunks[axis] - self._rows, *chunks[axis + 1 :]), self._meta.dtype)))
-        self._stream.close()
+        self._feed(np.zeros((chunks[axis] - self._rows, *chunks[axis + 1 :]), self._meta.dtype))
+        return self._finish()
+
+    def _feed(self, part: np.ndarray) -> None:
+        self._append(self._stream.compress(octets(part)))
+
+    def _append(self, packed: bytes) -> None:
+        self._file.write(packed, self._end)
+        self._end += len(packed)
+
+    def _finish(self) -> bool:
+        self._append(self._stream.flush())
+        self._file.close()
         return True
 
 
