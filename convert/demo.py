@@ -50,7 +50,8 @@ def main() -> int:
                                         progress=lambda what, nbytes, shown=shown: shown.advance(nbytes, what))
         found = diff_checkpoints(before, after)
         same &= found.equal
-        table.add_row(f"{words[number - 1]} → {word}", human_count(report.parameters), human_bytes(report.bytes_written),
+        table.add_row(f"{words[number - 1]} → {word}", human_count(report.parameters),
+                      human_bytes(report.bytes_written),
                       f"{report.seconds:.1f} s", f"{human_bytes(report.bytes_written / max(report.seconds, 1e-3))}/s",
                       "equal" if found.equal else f"DIFFERENT, by up to {found.max_abs_diff}")
         folders.append(after)

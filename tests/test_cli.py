@@ -192,6 +192,8 @@ def test_completion_scripts(shell: str, capsys) -> None:
     ("llmtool convert a b --to te:gate=act_first,qkv=k", ["kv_packed"]),
     ("llmtool convert 'a folder' b --to h", ["hf"]),
     ("llmtool convert --dir", ["--direction"]),
+    ("llmtool inspect x --model-config gpt-1", ["gpt-126m", "gpt-175b"]),
+    ("llmtool inspect ", []),
 ])
 def test_bash_completes_through_its_word_breaks(line: str, replies: list[str], tmp_path: Path) -> None:
     launcher = tmp_path / "llmtool"

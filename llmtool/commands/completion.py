@@ -17,7 +17,7 @@ BASH = r"""_llmtool_completion() {
     COMPREPLY=()
     while IFS=',' read -r kind value; do
         case "$kind" in
-            dir|file) compopt -o default; COMPREPLY=(); return ;;
+            dir|file) compopt -o default ;;
             plain) [[ "$value" == *= ]] && compopt -o nospace; COMPREPLY+=("${value#"$broken"}") ;;
         esac
     done < <(COMP_WORDS="${words[*]@Q}" COMP_CWORD=$((${#words[@]} - 1)) _LLMTOOL_COMPLETE=bash_complete llmtool)

@@ -11,14 +11,21 @@ from llmtool.convert.layout_word import LAYOUTS
 KINDS = ("number", "size")  # a Key's values that stand for a kind, not for themselves
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+def _presets_or_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from llmtool.presets import MODELS
+
+    named = [CompletionItem(name) for name in MODELS if name.startswith(incomplete)]
+    return named if incomplete and named else [*named, CompletionItem(incomplete, type="file")]
+
+
 json_option: Decorator = click.option("--json", "as_json", is_flag=True,
                                       help="Print one JSON object on stdout instead of a table (docs/json.md).")
 quiet_option: Decorator = click.option("--quiet", "-q", is_flag=True, help="No progress on stderr.")
 step_option: Decorator = click.option("--step", type=click.IntRange(min=0), metavar="N",
                                       help="Which step of a training run's folder; the newest when left out.")
 model_config_option: Decorator = click.option(
-    "--model-config", metavar="FILE|PRESET", shell_complete=lambda ctx, param, incomplete: [
-        CompletionItem(incomplete, type="file")],
+    "--model-config", metavar="FILE|PRESET", shell_complete=_presets_or_files,
     help="Facts that the checkpoint does not tell: a config.json, a params.json, a ModelConfig as JSON, or a preset's "
          "name.",
 )
