@@ -134,7 +134,7 @@ def _scaling(tensor_names: Collection[str], factors: Sequence[float] | None, the
         raise BadCheckpoint(f"{where}: {ROPE_FACTORS} is no list of {head_dim // 2} positive numbers")
     if (numbers == 1).all():
         return None
-    largest = _decimal(float(numbers.max())) or 1.0
+    largest = round(float(numbers.max()), 4)  # float32 dust
     scaling = RopeScaling(largest, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
     expected = [1 / _kept(theta ** (-2 * j / head_dim), scaling) for j in range(head_dim // 2)]
     if not np.allclose(numbers, expected, rtol=1e-4):

@@ -49,8 +49,8 @@ def tokenizer_from_gguf(fields: Mapping[str, Any], notes: list[str] | None = Non
         notes.append(f"a GGUF tokenizer of the kind {kind!r} cannot be written as tokenizer.json; take the original's")
         return out
     tokens = _strings(fields_, "tokenizer.ggml.tokens")
-    if len(set(tokens)) < len(tokens):
-        raise BadCheckpoint(f"{fields_.where}: lists a token twice, so ids are not tokens' own")
+    if len(set(tokens)) < len(tokens) or not tokens:
+        raise BadCheckpoint(f"{fields_.where}: lists {'a token twice' if tokens else 'no token'}")
     types = _column(fields_, "token_type", len(tokens), int) or [_NORMAL] * len(tokens)
     tokenizer = (_byte_level if kind == "gpt2" else _sentencepiece)(fields_, tokens, types, notes)
     if tokenizer is None:
@@ -120,12 +120,14 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: list[int], notes: l
     if max(map(len, tokens)) > _LONGEST_PIECE:
         raise BadCheckpoint(f"{fields.where}: has a token of more than {_LONGEST_PIECE} characters")
     ids = {token: i for i, token in enumerate(tokens)}
-    merges = sorted(
-        (-scores[i], ids[token[:cut]], ids[token[cut:]])  # SentencePiece joins the pair whose piece scores highest
+    # SentencePiece joins the pair whose piece scores highest; among equals, long pieces keep runs of spaces whole
+    splits = sorted(
+        (-scores[i], -cut, -(len(token) - cut), i)
         for i, token in enumerate(tokens) if types[i] == _NORMAL
         for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids)
+    merges = [(tokens[i][:-minus], tokens[i][-minus:]) for _, minus, _, i in splits]
     unknown = fields.token_ids("tokenizer.ggml.unknown_token_id")
-    model = models.BPE(vocab=ids, merges=[(tokens[left], tokens[right]) for _, left, right in merges], fuse_unk=True,
+    model = models.BPE(vocab=ids, merges=merges, fuse_unk=True,
                        byte_fallback=any(kind == _BYTE for kind in types),
                        unk_token=tokens[unknown] if isinstance(unknown, int) and unknown < len(tokens) else None)
     tokenizer = Tokenizer(model)

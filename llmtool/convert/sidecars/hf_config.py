@@ -234,8 +234,9 @@ def config_to_hf(config: ModelConfig, dtype: str, base: Mapping[str, Any] | None
         value = getattr(config, row.fields[0])
         if row.read is _activation:
             value = _same_spelling(base.get(row.keys[0]), value)
-        if row.keys and (value is not None or row.read in (_ids, _one_id)):
-            written[row.keys[0]] = list(value) if isinstance(value, tuple) else value
+        if value is not None or row.read in (_ids, _one_id):
+            value = list(value) if isinstance(value, tuple) else value
+            written |= {key: value for key in row.keys if key == row.keys[0] or key in base}
     if model_type.fixed["position"] == "rope":
         written |= hf_rope.write(config, name)
     replaced = model_type.keys() | hf_rope.KEYS | _OUR_KEYS | {"auto_map"}  # auto_map names Python files; none travel

@@ -71,10 +71,9 @@ def write(config: ModelConfig, model_type: str) -> dict[str, Any]:
     """The rope facts as transformers 4 spells them."""
     scaling = config.rope_scaling
     block = scaling and {"rope_type": "llama3", **{key: getattr(scaling, field) for key, field in _LLAMA3.items()}}
-    out = {"rope_theta": config.rope_theta, "rope_scaling": block}
     if model_type == "gpt_neox":
-        out |= {"rotary_emb_base": config.rope_theta, "rotary_pct": config.rotary_fraction}
-    return out
+        return {"rotary_emb_base": config.rope_theta, "rotary_pct": config.rotary_fraction, "rope_scaling": block}
+    return {"rope_theta": config.rope_theta, "rope_scaling": block}
 
 
 def unknown_in_blocks(data: Mapping[str, Any]) -> list[str]:

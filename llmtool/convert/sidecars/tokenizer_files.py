@@ -7,6 +7,7 @@ name does not tell), and how many ids can the tokenizer give (the embedding must
 import os
 import re
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,9 +51,9 @@ def _places_above(folder: Path) -> Iterator[Path]:
 
 
 def _matching(folder: Path) -> Iterator[Path]:
-    for pattern in PATTERNS:
-        for path in folder.glob(pattern):
-            yield _inside(path, folder)
+    if folder.is_dir():  # listed, not globbed: glob passes over a link whose end is missing, without a word
+        yield from (_inside(path, folder) for path in folder.iterdir()
+                    if any(fnmatchcase(path.name, pattern) for pattern in PATTERNS))
 
 
 def _inside(path: Path, folder: Path) -> Path:
