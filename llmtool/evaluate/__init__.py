@@ -1,0 +1,1 @@
+"""Zero-shot evaluation: tokenizers, data sets, protocols, and the scorer that answers their requests."""
