@@ -3,7 +3,6 @@
 import io
 import pickle
 import struct
-import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -57,8 +56,7 @@ def models() -> dict[str, Any]:
 def test_every_kind_of_tensor(tmp_path: Path, options: dict[str, Any]) -> None:
     tensors = models()
     torch.save(OrderedDict(tensors), tmp_path / "m.pth", **options)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # protocol 4 is new to torch.load
-        loaded = torch.load(tmp_path / "m.pth", weights_only=True)
+    loaded = torch.load(tmp_path / "m.pth", weights_only="pickle_protocol" not in options)  # it knows protocol 2 alone
     same_as_torch(TorchSource([tmp_path / "m.pth"]), {key: t.detach() for key, t in loaded.items()})
 
 
@@ -503,7 +501,7 @@ def test_more_members_than_an_old_archive_counts(tmp_path: Path) -> None:
 
 def test_what_meta_files_cannot_hold(tmp_path: Path) -> None:
     shapes = {"wq": (6, 2), "wo": (4, 6), "ok": (8, 2)}
-    with pytest.raises(CannotHold, match=r"2 tensors .* 4 equal .*: wq \[6, 2\] along axis 0, wo \[4, 6\] along axis 1"):
+    with pytest.raises(CannotHold, match=r"2 tensors .* 4.*: wq \[6, 2\] along axis 0, wo \[4, 6\]"):
         MetaSink(tmp_path, {key: TensorSpec(DTYPES["float32"], shape) for key, shape in shapes.items()}, 4, axis_of)
     assert not list(tmp_path.iterdir())
     with pytest.raises(CannotHold, match="float8_e4m3fn"):

@@ -64,14 +64,14 @@ def _deflate(file: Path, out: memoryview, *_: object) -> None:
     filled = 0
     try:
         with file.open("rb") as stream:
-            while piece := stream.read(_PIECE):
-                if unpacker.eof:
-                    raise ValueError("bytes follow its end")
+            while not unpacker.eof and (piece := stream.read(_PIECE)):
                 part = unpacker.decompress(piece, len(out) - filled + 1)
                 if filled + len(part) > len(out) or unpacker.unconsumed_tail:
                     raise ValueError("it holds more bytes")
                 out[filled : filled + len(part)] = part
                 filled += len(part)
+            if unpacker.unused_data or stream.read(1):
+                raise ValueError("bytes follow its end")
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if filled < len(out) or not unpacker.eof:

@@ -136,6 +136,8 @@ def read_meta(path: Path) -> ArrayMeta:
     fill = content.get("fill_value")
     if isinstance(fill, str):
         fill = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(fill, fill)
+    if not isinstance(fill, float | int | None):
+        raise wrong("fill_value", "null or a number")
     meta = ArrayMeta(tuple(shape), tuple(chunks), _DTYPES[name], codec, fill)
     try:
         np.asarray(0 if fill is None else fill, meta.dtype)
