@@ -98,7 +98,7 @@ def configs():
 def tables(config: ModelConfig) -> dict[str, Table]:
     """Every table that has rows for the model, in every variant."""
     out: dict[str, Table] = {"native": native.table(config)}
-    if config.family == "llama" and not config.mlp_bias:
+    if config.family == "llama" and not config.unembed_bias:
         out["gguf"] = gguf.table(config)
     for name, build in (("hf", lambda: hf.table(config)), ("meta", lambda: meta.table(config)),
                         ("meta vocab", lambda: meta.table(config, "vocab"))):

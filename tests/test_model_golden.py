@@ -130,7 +130,7 @@ def test_tokens_go_to_the_slots_that_praxis_gives_them(case: str) -> None:
 def test_without_capacity_experts_answer_as_with_ample_capacity() -> None:
     given = np.load(PRAXIS / "pax_glam__plain_cf8.npz")
     tree = load_params(Glam(), Glam.config)
-    logits = Decoder(Glam.config).apply({"params": tree}, given["in.ids"])
+    logits = jax.jit(Decoder(Glam.config).apply)({"params": tree}, given["in.ids"])
     np.testing.assert_allclose(logits, given["out.logits"], atol=TOLERANCE, rtol=0)
 
 
@@ -138,7 +138,7 @@ def test_without_capacity_experts_answer_as_with_ample_capacity() -> None:
 def test_logits_are_those_of_transformers(name: str) -> None:
     config, weights = _load(name)
     given = np.load(FIXTURES / "oracle" / name / "logits.npz")
-    logits = Decoder(config).apply({"params": load_params(weights, config)}, given["ids"])
+    logits = jax.jit(Decoder(config).apply)({"params": load_params(weights, config)}, given["ids"])
     np.testing.assert_allclose(logits, given["logits"], atol=TOLERANCE, rtol=0)
 
 
@@ -146,7 +146,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 def test_meta_shards_give_the_logits_of_their_hf_form(layout: str) -> None:
     expected = np.load(FIXTURES / "oracle" / f"{layout}_hf" / "logits_f32.npz")
     config, weights = _load(layout)
-    logits = Decoder(config).apply({"params": load_params(weights, config, dtype=jnp.float32)}, expected["ids"])
+    logits = jax.jit(Decoder(config).apply)({"params": load_params(weights, config, dtype=jnp.float32)}, expected["ids"])
     np.testing.assert_allclose(logits, expected["logits"], atol=TOLERANCE, rtol=0)
 
 
@@ -165,9 +165,9 @@ def test_stories260k_to_position_200(shared: Path) -> None:
 @pytest.mark.shared
 def test_stories260k_continues_greedily_as_transformers_does(shared: Path) -> None:
     config, weights = _load(str(shared / "data/stories260K/hf"))
-    tree, model = load_params(weights, config), Decoder(config)
+    tree, run = load_params(weights, config), jax.jit(Decoder(config).apply)
     for told in json.loads((shared / "golden/hf_forward/stories260K.json").read_text())["greedy"]:
         prompt, continuation = told["prompt"], told["continuation"]
         ids = np.array([prompt + continuation])
-        logits = model.apply({"params": tree}, ids)
+        logits = run({"params": tree}, ids)
         assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == continuation

@@ -137,14 +137,13 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
     texts = attempt(lambda: targets.check_sidecars(word, config, str(main), checkpoint)) or {}
     sidecars = attempt(lambda: sidecar_files(checkpoint.root)) or []
     needed = sum(spec.nbytes for spec in plan.targets.values()) if plan else 0
-    problems += check_target(target, [checkpoint.root, checkpoint.path], overwrite=overwrite, needed=needed)
-    if plan is not None and not problems and word.name == "meta":
+    if plan is not None and word.name == "meta":
         attempt(lambda: _check_shards(word, plan))
-    if len(problems) == 1:
-        raise (BadTarget if str(target) in problems[0] else PlanError)(*(
-            (problems[0],) if str(target) in problems[0] else (title, problems)))
-    if problems:
-        raise PlanError(f"{title}: {len(problems)} problems", problems)
+    place = check_target(target, [checkpoint.root, checkpoint.path], overwrite=overwrite, needed=needed)
+    if len(place) == 1 and not problems:
+        raise BadTarget(place[0])
+    if problems := problems + place:
+        raise PlanError(title + (f": {len(problems)} problems" if len(problems) > 1 else ""), problems)
     assert plan is not None
     return _Job(plan, word, texts, sidecars)
 
@@ -183,7 +182,10 @@ def _report(job: _Job, checkpoint: Checkpoint, source: Path, target: Path, weigh
 def _run(job: _Job, checkpoint: Checkpoint, folder: Path, report: Report, progress: Callable[[str, int], None] | None) -> None:
     step, step_dtype = _step(checkpoint)
     sink = targets.open_sink(job.word, folder, job.plan, step)
-    done = carry(job.plan, checkpoint.source, sink, remainders=checkpoint.remainders, progress=progress)
+    told = len(checkpoint.notes)
+    remainders = checkpoint.remainders  # read now, not in the plan: it compares small arrays with their hashes
+    report.notes += checkpoint.notes[told:]
+    done = carry(job.plan, checkpoint.source, sink, remainders=remainders, progress=progress)
     sink.close()
     if job.word.name in ("pax", "te"):
         targets.finish_pax(job.word, folder, job.plan, step, step_dtype)

@@ -75,6 +75,9 @@ def make_plan(
     givers = {name: read for read in reads if not read.row.copy_of for name in read.names.values()}
     takers = {name for write in writes for name in write.names.values()}
     problems += [f"the {target.name} layout has no place for {name}" for name in wanted if name not in takers]
+    if config.rotary_fraction != 1 and source.rope != target.rope:
+        problems.append(f"rope turns {config.rotary_fraction:.0%} of each head, and the {source.name} and {target.name} "
+                        "layouts order turned features differently")
     if problems:
         raise PlanError(f"{title}: {len(problems)} problem{'s' if len(problems) > 1 else ''}", problems)
 

@@ -26,8 +26,11 @@ def table(config: ModelConfig) -> Table:
         keep(f"{layer}.attn_output.bias", "D", f"{_A}.out.b"),
         keep(f"{layer}.ffn_norm.weight", "D", f"{_M}.norm.scale"),
         keep(f"{layer}.ffn_gate.weight", "F D", f"{_M}.gate.w"),
+        keep(f"{layer}.ffn_gate.bias", "F", f"{_M}.gate.b"),
         keep(f"{layer}.ffn_up.weight", "F D", f"{_M}.up.w"),
+        keep(f"{layer}.ffn_up.bias", "F", f"{_M}.up.b"),
         keep(f"{layer}.ffn_down.weight", "D F", f"{_M}.down.w"),
+        keep(f"{layer}.ffn_down.bias", "D", f"{_M}.down.b"),
         keep("output_norm.weight", "D", "norm.scale"),
         keep("output.weight", "V D", "unembed.w"),
     ]

@@ -12,6 +12,8 @@ from llmtool.convert.sidecars.gguf_facts import config_from_gguf, tokenizer_from
 from llmtool.convert.stores.gguf import GGUFSource
 from llmtool.model_config import ModelConfig
 
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1's stretching of each frequency, as numbers
+
 
 def recognises(path: Path) -> bool:
     """Whether a path looks like this layout."""
@@ -32,9 +34,14 @@ def open_gguf(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     assert file is not None
     source = GGUFSource(file)
     embedding = source.tensors.get("token_embd.weight")
-    config = config_from_gguf(source.fields, source.tensors, str(file), vocab_size=embedding.shape[0] if embedding else None)
+    factors = source.read(ROPE_FACTORS).tolist() if ROPE_FACTORS in source.tensors else None
+    notes: list[str] = []
+    config = config_from_gguf(
+        source.fields, source.tensors, str(file), vocab_size=embedding.shape[0] if embedding else None,
+        rope_factors=factors, notes=notes)
+    files = tokenizer_from_gguf(source.fields, notes)
     facts = resolve(str(file), vars(config), told=told, expected=expected)
     return Checkpoint(
         path=path, word=word, source=source, facts=facts.facts, config=facts.config, root=file.parent,
-        build_table=gguf.table, missing_facts=facts.missing, notes=facts.notes, files=tokenizer_from_gguf(source.fields),
+        build_table=gguf.table, missing_facts=facts.missing, notes=notes + facts.notes, files=files,
     )

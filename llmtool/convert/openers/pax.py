@@ -84,15 +84,24 @@ def _heads(
 ) -> Facts:
     """Heads of a TE folder, whose kernels are flat: from the number or size of heads that somebody else knows."""
     n_h, k_h = te_widths(source.tensors)
-    known = [dict(expected), vars(told) if told else {}, vars(manifest.model) if manifest else {}]
-    n = next((facts["n_heads"] for facts in known if facts.get("n_heads")), None)
-    h = next((facts["head_dim"] for facts in known if facts.get("head_dim")), None)
+    known = {"the flags": dict(expected), "the model config given": vars(told) if told else {},
+             "the manifest": vars(manifest.model) if manifest else {}}
+    n, h = (_agreed(name, known, where) for name in ("n_heads", "head_dim"))
     if n_h is None or k_h is None or (n is None and h is None):
         return {}
     h = h or n_h // n
     if n_h % h or k_h % h or n_h // h != (n or n_h // h):
         raise Contradiction(f"{where}: queries are {n_h} features wide and keys {k_h}; {n or '?'} heads of {h} do not fit")
     return {"n_heads": n_h // h, "n_kv_heads": k_h // h, "head_dim": h}
+
+
+def _agreed(name: str, known: Mapping[str, Mapping[str, Any]], where: str) -> int | None:
+    """A fact that several may know: its value, None if nobody does, a Contradiction if they differ."""
+    values = {source: facts[name] for source, facts in known.items() if facts.get(name)}
+    if len(set(values.values())) > 1:
+        (one, a), (other, b), *_ = values.items()
+        raise Contradiction(f"{where}: {name} is {a} in {one}, but {b} in {other}")
+    return next(iter(values.values()), None)
 
 
 def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: str) -> Table:

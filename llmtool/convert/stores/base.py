@@ -55,8 +55,11 @@ class Source(Protocol):
 class Sink(Protocol):
     """Where named arrays are written. All names, dtypes and shapes were given to the constructor."""
 
-    def write(self, key: str, index: Index, x: np.ndarray) -> None:
-        """Store the C-contiguous ``x`` as ``array[index]`` over leading axes. Each slot is written once."""
+    def write(self, key: str, index: Index, x: np.ndarray, first_row: int = 0) -> None:
+        """Store the C-contiguous ``x`` as ``array[index][first_row : first_row + len(x)]``, ``index`` over leading axes.
+
+        Every element is written once; the bands of one slot come in order and from one thread.
+        """
         ...
 
     def close(self) -> None:
