@@ -129,7 +129,7 @@ class Checkpoint:
             entries = vocabulary_size(self.root) if self.root.is_dir() else None
             if entries is not None and entries != self.config.vocab_size:
                 odd.append(f"the tokenizer has {entries} entries, the embedding {self.config.vocab_size}")
-        weights = {key: spec for key, spec in self.tensors.items() if not self._is_state(key)}
+        weights = {key: spec for key, spec in self.tensors.items() if not self._carries_nothing(key)}
         dtypes = Counter(str(spec.dtype) for spec in weights.values())
         return {
             "schema": "llmtool.inspect/1",
@@ -150,8 +150,12 @@ class Checkpoint:
             "odd": odd,
         }
 
-    def _is_state(self, key: str) -> bool:
-        return key == "step" or key.startswith("opt_states")
+    def _carries_nothing(self, key: str) -> bool:
+        """Whether an array is no weight: a step counter, optimizer state, a buffer of old files."""
+        try:
+            return self.config is not None and self.table.is_ignored(key)
+        except MissingFact:
+            return key == "step" or key.startswith("opt_states")
 
     def close(self) -> None:
         """Unmap the files."""

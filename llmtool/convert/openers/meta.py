@@ -11,9 +11,14 @@ from llmtool.convert.layouts import meta
 from llmtool.convert.manifest import read_manifest
 from llmtool.convert.sidecars.json_file import read_json
 from llmtool.convert.sidecars.meta_params import config_from_params
+from llmtool.convert.row import StoredShapes
+from llmtool.convert.sidecars.tokenizer_files import vocabulary_size
+from llmtool.convert.stores.absent import AbsentSource
+from llmtool.convert.stores.base import DTYPES, TensorSpec
 from llmtool.convert.stores.pickled import MetaSource
 from llmtool.errors import BadCheckpoint, MissingFact
 from llmtool.model_config import ModelConfig
+from llmtool.params import sizes
 
 EMBEDDING, OUTPUT, UP = "tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w3.weight"
 ROW_PARALLEL = ("attention.wo.weight", "feed_forward.w2.weight")
@@ -21,7 +26,7 @@ ROW_PARALLEL = ("attention.wo.weight", "feed_forward.w2.weight")
 
 def recognises(path: Path) -> bool:
     """Whether a path looks like this layout."""
-    return path.is_dir() and any(path.glob("consolidated*.pth"))
+    return path.is_dir() and (any(path.glob("consolidated*.pth")) or (path / "params.json").is_file())
 
 
 def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
@@ -31,6 +36,8 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     dim = data.get("model", data).get("dim") if data is not None else told.d_model if told else None
     if dim is None:
         raise MissingFact(f"{path}: no params.json beside the weights; put it there or give --model-config FILE|PRESET")
+    if not any(path.glob("consolidated*.pth")):
+        return _without_weights(path, data, word, told, expected)
     axes: dict[str, int | None] = {}
     source = MetaSource(path, lambda key, shapes: axes.setdefault(key, _axis(key, shapes, dim)))
     try:
@@ -55,6 +62,26 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         path=path, word=word.with_(shards=str(source.n_shards), split=split), source=source, facts=facts.facts,
         config=facts.config, root=path, build_table=lambda config: meta.table(config, split), manifest=manifest,
         sidecar=data, missing_facts=facts.missing, notes=notes + facts.notes,
+    )
+
+
+def _without_weights(
+    path: Path, data: Mapping[str, Any] | None, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]
+) -> Checkpoint:
+    """A params.json alone: what the weights would be. A vocabulary of -1 is the tokenizer's, or must be told."""
+    notes = ["the weights are not here: shapes follow from params.json"]
+    where = str(path / "params.json")
+    vocab_size = told.vocab_size if told else vocabulary_size(path)
+    found = vars(config_from_params(data or {}, where, d_ff=None, vocab_size=vocab_size, notes=notes))
+    facts = resolve(where, found, told=told, expected=expected)
+    assert facts.config is not None
+    bounds = meta.table(facts.config).bind(facts.config)
+    shapes = StoredShapes.of(bounds, sizes(facts.config)).shapes
+    tensors = {key: TensorSpec(DTYPES["bfloat16"], shape) for key, shape in shapes.items()}
+    return Checkpoint(
+        path=path, word=word, source=AbsentSource(path, tensors, "there is no consolidated.NN.pth"), facts=facts.facts,
+        config=facts.config, root=path, build_table=meta.table, sidecar=data, missing_facts=facts.missing,
+        notes=notes + facts.notes,
     )
 
 
