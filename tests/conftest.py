@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_llvm_disable_expensive_passes=true"  # meshes
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"  # meshes
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

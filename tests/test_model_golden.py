@@ -146,7 +146,8 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 def test_meta_shards_give_the_logits_of_their_hf_form(layout: str) -> None:
     expected = np.load(FIXTURES / "oracle" / f"{layout}_hf" / "logits_f32.npz")
     config, weights = _load(layout)
-    logits = jax.jit(Decoder(config).apply)({"params": load_params(weights, config, dtype=jnp.float32)}, expected["ids"])
+    tree = load_params(weights, config, dtype=jnp.float32)
+    logits = jax.jit(Decoder(config).apply)({"params": tree}, expected["ids"])
     np.testing.assert_allclose(logits, expected["logits"], atol=TOLERANCE, rtol=0)
 
 

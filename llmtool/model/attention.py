@@ -1,5 +1,7 @@
 """Causal self-attention with grouped queries."""
 
+from typing import Literal
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -29,17 +31,19 @@ class Attention(Part):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, context: Context) -> jax.Array:
-        config = self.config
+        config, mask_BTS = self.config, context.mask_BTS
         x_BTD = Norm(config, self.compute, f"{self.path}.norm", name="norm")(x_BTD)
         q_BTKGH, k_BSKH, v_BSKH = (self.linear(name, x_BTD) for name in "qkv")
         if context.rope is not None:
             q_BTKGH, k_BSKH = rotate(q_BTKGH, *context.rope), rotate(k_BSKH, *context.rope)
         bias_BNTS = None
-        if (table_KGU := self.weight("relative_bias")) is not None:
+        table_KGU = self.optional_weight("relative_bias")
+        if table_KGU is not None:
+            assert context.buckets_BTS is not None
             bias_NBTS = jnp.take(table_KGU.reshape(config.n_heads, -1), context.buckets_BTS, axis=1)
             bias_BNTS = jnp.moveaxis(bias_NBTS, 0, 1)
-        mask_BTS = context.mask_BTS
         if config.extra_softmax_logit:
+            assert mask_BTS is not None
             k_BSKH, v_BSKH, mask_BTS, bias_BNTS = _silent_key(k_BSKH, v_BSKH, mask_BTS, bias_BNTS)
         q_BTNH = q_BTKGH.reshape(*q_BTKGH.shape[:2], config.n_heads, config.head_dim)
         out_BTNH = jax.nn.dot_product_attention(
@@ -65,7 +69,7 @@ def _silent_key(
     return k_BSKH, v_BSKH, mask_BTS, None if bias_BNTS is None else jnp.pad(bias_BNTS, ((0, 0), (0, 0), (0, 0), one))
 
 
-def _implementation(q_BTNH: jax.Array, k_BSKH: jax.Array) -> str:
+def _implementation(q_BTNH: jax.Array, k_BSKH: jax.Array) -> Literal["cudnn", "xla"]:
     """cuDNN's fused kernel where it takes these shapes, XLA elsewhere."""
     head_dim, half = q_BTNH.shape[-1], q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
     fits = half and head_dim % 8 == 0 and head_dim <= 128 and q_BTNH.shape[1] % 2 == k_BSKH.shape[1] % 2 == 0

@@ -60,7 +60,7 @@ class Decoder(Part):
     def setup(self) -> None:
         check_forward(self.config)
         self.embed = self.weight("embed")
-        self.position_table = self.weight("positions")
+        self.position_table = self.optional_weight("positions")
         stack = nn.scan(
             Block,
             variable_axes={"params": 0, "adapters": 0, "losses": 0},
@@ -101,10 +101,10 @@ class Decoder(Part):
         if positions_BT is None:
             plain_1T = jnp.arange(n_tokens)[None]
             positions_BT = plain_1T if segment_ids_BT is None else packed_positions(segment_ids_BT)
-            if config.position == "learned" and n_tokens > config.max_positions:
-                raise Contradiction(f"{n_tokens} tokens a row, but the model has {config.max_positions} positions")
+            if self.position_table is not None and n_tokens > len(self.position_table):
+                raise Contradiction(f"{n_tokens} tokens a row, but the model has {len(self.position_table)} positions")
         x_BTD = jnp.take(self.shard(self.embed, "VD"), ids_BT, axis=0)
-        if config.position == "learned":
+        if self.position_table is not None:
             x_BTD = x_BTD + jnp.take(self.position_table, positions_BT, axis=0)
         elif config.position == "sinusoidal":
             x_BTD = x_BTD + sinusoids(positions_BT, config.d_model, self.compute.wide).astype(x_BTD.dtype)
@@ -123,11 +123,10 @@ class Decoder(Part):
 
     def _context(self, n_tokens: int, positions_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
         config = self.config
-        mask_BTS = None
-        if segment_ids_BT is not None or config.extra_softmax_logit:
-            mask_BTS = jnp.tril(jnp.ones((1, n_tokens, n_tokens), bool))
+        causal_BTS = jnp.tril(jnp.ones((1, n_tokens, n_tokens), bool))
+        mask_BTS = causal_BTS if config.extra_softmax_logit else None
         if segment_ids_BT is not None:
-            mask_BTS = mask_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
+            mask_BTS = causal_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
         buckets = config.relative_buckets
         return Context(
             rope=rope_angles(config, positions_BT, self.compute.wide) if config.position == "rope" else None,

@@ -9,7 +9,7 @@ import jax
 from llmtool.model.norm import Norm
 from llmtool.model.part import Part
 
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: Mapping[str | None, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),

@@ -88,6 +88,7 @@ def _pieces(
     """
     holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(entry.shape).items():
+        assert index is not None  # None stands for a device that holds nothing, which we never ask for
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, entry.shape, strict=True))
         holders.setdefault(bounds, []).append(device)
     for bounds, devices in holders.items():

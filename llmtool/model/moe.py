@@ -14,8 +14,11 @@ from jax.sharding import PartitionSpec
 
 from llmtool.model.feed_forward import ACTIVATIONS
 from llmtool.model.part import Part, product
+from llmtool.model.sharding import RULES
 
-_BATCH_AXES = ("data", "fsdp")
+Matrices = tuple[jax.Array | None, jax.Array, jax.Array]  # gate, up, down, all experts of each
+
+_BATCH_AXES = RULES["B"]
 
 
 class Experts(Part):
@@ -24,7 +27,8 @@ class Experts(Part):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
         config, compute = self.config, self.compute
-        gate, up, down, router_DE = (self.weight(name) for name in ("gate", "up", "down", "router"))
+        router_DE, up, down = (self.weight(name) for name in ("router", "up", "down"))
+        gate = self.optional_weight("gate")
         groups = compute.expert_groups
         x_GSD = x_BTD.reshape(groups, -1, config.d_model)
         valid_GS = jnp.ones(x_GSD.shape[:2], bool) if valid_BT is None else valid_BT.reshape(x_GSD.shape[:2])
@@ -55,14 +59,16 @@ class Experts(Part):
         return product(out, hidden, down)
 
     def _undropped(
-        self, x_BTD: jax.Array, weight: jax.Array, expert: jax.Array, matrices: tuple[jax.Array | None, ...]
+        self, x_BTD: jax.Array, weight: jax.Array, expert: jax.Array, matrices: Matrices
     ) -> jax.Array:
         """Every token through all its experts; each device sorts the tokens of its own batch rows."""
         chosen = (*x_BTD.shape[:2], self.config.experts_per_token)
         args = (x_BTD, weight.astype(x_BTD.dtype).reshape(chosen), expert.reshape(chosen), matrices)
         mesh = self.compute.mesh
-        names = tuple(name for name in _BATCH_AXES if mesh is not None and name in mesh.shape)
-        if not names or x_BTD.shape[0] % math.prod(mesh.shape[name] for name in names):
+        if mesh is None:
+            return self._in_blocks(*args)
+        names = tuple(name for name in _BATCH_AXES if name in mesh.shape)
+        if x_BTD.shape[0] % math.prod(mesh.shape[name] for name in names):
             return self._in_blocks(*args)
         rows, whole = PartitionSpec(names), PartitionSpec()
         local = jax.shard_map(
@@ -71,13 +77,13 @@ class Experts(Part):
         return local(*args)
 
     def _in_blocks(
-        self, x_BTD: jax.Array, weight_BTk: jax.Array, expert_BTk: jax.Array, matrices: tuple[jax.Array | None, ...]
+        self, x_BTD: jax.Array, weight_BTk: jax.Array, expert_BTk: jax.Array, matrices: Matrices
     ) -> jax.Array:
         """Choices laid out by expert, each expert's run padded to whole blocks, one product a block.
 
         So the arithmetic is that of k experts a token, and not of all E, with static shapes.
         """
-        n_experts, d_model = self.config.n_experts, x_BTD.shape[-1]
+        (gate, up, down), n_experts, d_model = matrices, self.config.n_experts, x_BTD.shape[-1]
         expert_c = expert_BTk.reshape(-1)  # c: choices, k for each token
         k = expert_BTk.shape[-1]
         size = max(8, min(256, expert_c.size // n_experts))
@@ -93,7 +99,7 @@ class Experts(Part):
 
         def block(task: tuple[jax.Array, jax.Array]) -> jax.Array:
             x_bD, e = task
-            return self._expert("b", "", x_bD, *(None if w is None else w[e] for w in matrices))
+            return self._expert("b", "", x_bD, None if gate is None else gate[e], up[e], down[e])
 
         y_nbD = jax.lax.map(block, (x_nbD.reshape(n_blocks, size, d_model), expert_n))
         y_cD = y_nbD.reshape(-1, d_model)[slot_c]

@@ -12,12 +12,13 @@ class Norm(Part):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        x = x_BTD.astype(self.compute.wide)
+        eps, x = self.config.norm_eps, x_BTD.astype(self.compute.wide)
+        assert eps is not None
         if self.config.norm == "layernorm":
             x = x - jnp.mean(x, axis=-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.config.norm_eps)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
         x = x * self.weight("scale", x.dtype)
-        bias = self.weight("bias", x.dtype)
+        bias = self.optional_weight("bias", x.dtype)
         return (x if bias is None else x + bias).astype(x_BTD.dtype)
 
 

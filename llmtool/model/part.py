@@ -4,7 +4,7 @@ No shape is written in the modules. A part asks for ``"w"`` at its path and gets
 model of this config, or None where such a model has none; einsums are spelt with the table's letters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
@@ -44,15 +44,25 @@ class Part(nn.Module):
     path: str = ""
 
     def entry(self, name: str) -> NativeEntry | None:
-        """The tree's entry ``name`` under this part, if this model has one."""
-        return entries(self.config).get(f"{self.path}.{name}" if self.path else name)
+        """The tree's entry ``name`` under this part, if there is one; of one layer, which is all that a scan shows."""
+        entry = entries(self.config).get(f"{self.path}.{name}" if self.path else name)
+        if entry is None or entry.axes[0] != "L":
+            return entry
+        return replace(entry, axes=entry.axes[1:], shape=entry.shape[1:])
 
-    def weight(self, name: str, dtype: Any = None) -> jax.Array | None:
-        """The weight ``name`` of one layer (the scan takes the stacked axis off) in the compute dtype."""
-        if (entry := self.entry(name)) is None:
-            return None
-        shape = entry.shape[entry.axes[0] == "L":]
-        return self.param(name, _initial(name), shape).astype(dtype or self.compute.dtype)
+    def optional_weight(self, name: str, dtype: Any = None) -> jax.Array | None:
+        """The weight ``name`` in the compute dtype or ``dtype``; None where this model has none."""
+        entry = self.entry(name)
+        return None if entry is None else self._weight(name, entry, dtype)
+
+    def weight(self, name: str, dtype: Any = None) -> jax.Array:
+        """The weight ``name``, which every model with this part has."""
+        entry = self.entry(name)
+        assert entry is not None, f"{self.path}.{name}"
+        return self._weight(name, entry, dtype)
+
+    def _weight(self, name: str, entry: NativeEntry, dtype: Any) -> jax.Array:
+        return self.param(name, _initial(name), entry.shape).astype(dtype or self.compute.dtype)
 
     def linear(self, name: str, x: jax.Array, inputs: str = "D") -> jax.Array:
         """``x`` (axes ``B T`` and ``inputs``) through the weight and bias at ``name``."""
@@ -69,10 +79,11 @@ class Linear(Part):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: str, out_dtype: Any = None) -> jax.Array:
         entry = self.entry("w")
-        axes = "".join(axis for axis in entry.axes if axis != "L")
+        assert entry is not None, self.path
+        axes = "".join(entry.axes)
         outputs = axes.removeprefix(inputs)
         y = product(f"BT{inputs},{axes}->BT{outputs}", x, self.weight("w"), out_dtype)
-        bias = self.weight("b", y.dtype)
+        bias = self.optional_weight("b", y.dtype)
         return self.shard(y if bias is None else y + bias, f"BT{outputs}")
 
 

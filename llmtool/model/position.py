@@ -23,6 +23,7 @@ def rope_angles(config: ModelConfig, positions_BT: jax.Array, dtype: Any = jnp.f
 
     Source: Su et al., RoFormer (2104.09864); partial rotation as in GPT-NeoX.
     """
+    assert config.rope_theta is not None
     rotated = int(config.head_dim * config.rotary_fraction)
     exponents_P = np.arange(0, rotated, 2, dtype=np.float64) / rotated
     frequencies_P = 1.0 / config.rope_theta**exponents_P
