@@ -14,6 +14,10 @@ class BadCheckpoint(LlmtoolError):
     """The files of a checkpoint are damaged, incomplete or hostile."""
 
 
+class BadData(LlmtoolError):
+    """A data set cannot be read, or an item of it is not what the task needs."""
+
+
 class UnknownLayout(LlmtoolError):
     """A layout word, or one of its keys or values, is not one we know; or a folder holds no layout we know."""
 
