@@ -38,7 +38,7 @@ test-slow: $(STAMP)  ## Every test
 
 lint: $(STAMP)  ## Style, and the direction of imports
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 types: $(STAMP)  ## Static types
 	@$(BIN)/mypy
