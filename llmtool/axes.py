@@ -64,4 +64,6 @@ def ordered(x: np.ndarray, have: tuple[str, ...], want: tuple[str, ...]) -> np.n
 
 
 def _refuse(axis: str, x: np.ndarray) -> np.ndarray:
-    raise ValueError(f"axis {axis} of an array of shape {x.shape} is longer than 1 and has no place in the other pattern")
+    raise ValueError(
+        f"axis {axis} of an array of shape {x.shape} is longer than 1 and has no place in the other pattern"
+    )

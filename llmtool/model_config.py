@@ -43,33 +43,33 @@ class ModelConfig:
     head_dim: int
     d_ff: int
     norm: Norm
-    gated: bool                              # the feed-forward block has a gate branch
+    gated: bool  # the feed-forward block has a gate branch
     position: Position | None
-    tied: bool                               # the output matrix is the embedding
+    tied: bool  # the output matrix is the embedding
     norm_eps: float | None = None
     activation: Activation | None = None
     rope_theta: float | None = None
     rope_scaling: RopeScaling | None = None
-    rotary_fraction: float = 1.0             # share of head_dim that rope turns
-    max_positions: int | None = None         # context length; for learned positions, the table's length
+    rotary_fraction: float = 1.0  # share of head_dim that rope turns
+    max_positions: int | None = None  # context length; for learned positions, the table's length
     qkv_bias: bool = False
     attn_out_bias: bool = False
     mlp_bias: bool = False
     unembed_bias: bool = False
-    parallel_residual: bool = False          # attention and feed-forward read the same input (GPT-NeoX)
+    parallel_residual: bool = False  # attention and feed-forward read the same input (GPT-NeoX)
     # mixture of experts
     n_experts: int = 0
     experts_per_token: int = 0
     expert_d_ff: int | None = None
     experts_gated: bool = False
     expert_activation: Activation | None = None
-    block_period: int = 1                    # layers repeat with this period: canonical index = repeat * period + j
+    block_period: int = 1  # layers repeat with this period: canonical index = repeat * period + j
     moe_layers_in_block: tuple[int, ...] = ()  # which j of a block have experts instead of a dense feed-forward
-    relative_buckets: int = 0                # T5 relative bias
+    relative_buckets: int = 0  # T5 relative bias
     relative_max_distance: int = 0
-    extra_softmax_logit: bool = False        # adds exp(0) to the attention denominator (GLaM)
-    scale_query: bool = True                 # multiply queries by 1/sqrt(head_dim)
-    scale_logits: bool = False               # multiply logits by 1/sqrt(d_model) (GLaM)
+    extra_softmax_logit: bool = False  # adds exp(0) to the attention denominator (GLaM)
+    scale_query: bool = True  # multiply queries by 1/sqrt(head_dim)
+    scale_logits: bool = False  # multiply logits by 1/sqrt(d_model) (GLaM)
     # tokens, kept for the sidecars
     bos_id: int | None = None
     eos_id: int | tuple[int, ...] | None = None
@@ -81,11 +81,15 @@ class ModelConfig:
             if not isinstance(value, int) or value <= 0:
                 raise Contradiction(f"model config: {name} is {value!r}; expected a positive whole number")
         if self.n_heads % self.n_kv_heads:
-            raise Contradiction(f"model config: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+            raise Contradiction(
+                f"model config: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
+            )
         if self.position == "rope" and self.head_dim % 2:
             raise Contradiction(f"model config: head_dim {self.head_dim} is odd, but rope turns pairs of features")
         if self.n_layers % self.block_period:
-            raise Contradiction(f"model config: {self.n_layers} layers do not divide into blocks of {self.block_period}")
+            raise Contradiction(
+                f"model config: {self.n_layers} layers do not divide into blocks of {self.block_period}"
+            )
 
     def require(self, *names: str, why: str) -> None:
         """Raise :class:`MissingFact` naming every field of ``names`` that is not known."""

@@ -52,8 +52,8 @@ SCALES = frozenset(name for name in TABLE if name.endswith("norm.scale"))
 class Weight:
     """One logical weight of one model."""
 
-    name: str                 # layers.3.attn.q.w
-    template: str             # layers.{l}.attn.q.w
+    name: str  # layers.3.attn.q.w
+    template: str  # layers.{l}.attn.q.w
     layer: int | None = None
     expert: int | None = None
 
@@ -106,7 +106,9 @@ def _present(template: str, config: ModelConfig, layer: int) -> bool:
 
 def weights(config: ModelConfig) -> Iterator[Weight]:
     """Every logical weight that a model of this config has, in the table's order, layer by layer."""
-    before, inside, after = [], [], []
+    before: list[str] = []
+    inside: list[str] = []
+    after: list[str] = []
     for template in TABLE:
         (inside if "{l}" in template else after if inside else before).append(template)
     yield from (Weight(t, t) for t in before if _present(t, config, 0))

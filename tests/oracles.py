@@ -55,7 +55,8 @@ TARGETS = (
     "hf", "hf:shard_size=4KB", "meta", "meta:shards=2,split=width", "meta:shards=2,split=vocab", "native",
     "pax", "pax:repeat", "pax:qkv=split", "pax:rope=half", "pax:repeat,qkv=split,rope=half", "pax:norm=direct",
     "pax:format=flat", "pax:format=bare,chunk=8",
-    "te", "te:repeat", "te:qkv=kv_packed", "te:qkv=separate", "te:gate=linear_first", "te:repeat,rope=half,qkv=separate",
+    "te", "te:repeat", "te:qkv=kv_packed", "te:qkv=separate", "te:gate=linear_first",
+    "te:repeat,rope=half,qkv=separate",
     "te:bias=pax", "te:ln=pax", "te:format=bare,chunk=8",
 )  # fmt: skip
 

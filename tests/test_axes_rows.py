@@ -1,6 +1,7 @@
 """The algebra: patterns are bijections, a row's views partition its array, and any layout inverts itself."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -73,12 +74,36 @@ def test_the_copy_kernel_is_an_assignment(data):
 
 def configs():
     """Models whose sizes are pairwise distinct, so that no swapped axes can hide."""
-    llama = ModelConfig("llama", vocab_size=37, d_model=12, n_layers=3, n_heads=6, n_kv_heads=2, head_dim=10, d_ff=20,
-                        norm="rmsnorm", gated=True, position="rope", tied=False, norm_eps=1e-5, rope_theta=1e4,
-                        activation="silu")
+    llama = ModelConfig(
+        "llama",
+        vocab_size=37,
+        d_model=12,
+        n_layers=3,
+        n_heads=6,
+        n_kv_heads=2,
+        head_dim=10,
+        d_ff=20,
+        norm="rmsnorm",
+        gated=True,
+        position="rope",
+        tied=False,
+        norm_eps=1e-5,
+        rope_theta=1e4,
+        activation="silu",
+    )
     biased = dataclasses.replace(llama, qkv_bias=True, attn_out_bias=True, mlp_bias=True)
-    gpt = dataclasses.replace(biased, family="gpt", n_kv_heads=6, norm="layernorm", gated=False, position="learned",
-                              max_positions=11, tied=True, rope_theta=None, activation="gelu_tanh")
+    gpt = dataclasses.replace(
+        biased,
+        family="gpt",
+        n_kv_heads=6,
+        norm="layernorm",
+        gated=False,
+        position="learned",
+        max_positions=11,
+        tied=True,
+        rope_theta=None,
+        activation="gelu_tanh",
+    )
     return {
         "gqa": llama,
         "mqa": dataclasses.replace(llama, n_kv_heads=1),
@@ -100,8 +125,11 @@ def tables(config: ModelConfig) -> dict[str, Table]:
     out: dict[str, Table] = {"native": native.table(config)}
     if config.family == "llama" and not config.unembed_bias:
         out["gguf"] = gguf.table(config)
-    for name, build in (("hf", lambda: hf.table(config)), ("meta", lambda: meta.table(config)),
-                        ("meta vocab", lambda: meta.table(config, "vocab"))):
+    for name, build in (
+        ("hf", lambda: hf.table(config)),
+        ("meta", lambda: meta.table(config)),
+        ("meta vocab", lambda: meta.table(config, "vocab")),
+    ):
         try:
             out[name] = build()
         except CannotHold:
@@ -117,7 +145,8 @@ def tables(config: ModelConfig) -> dict[str, Table]:
                     gate = "act_first" if repeat else "linear_first"
                     bias = {"separate": "te", "kv_packed": "pax_split", "qkv_packed": "pax"}[qkv]
                     out[f"te {repeat} {rope} {norm} {qkv}"] = te.table(
-                        config, qkv=qkv, gate=gate, bias=bias, ln="pax" if bias == "pax" else "te", **given)
+                        config, qkv=qkv, gate=gate, bias=bias, ln="pax" if bias == "pax" else "te", **given
+                    )
     return out
 
 
@@ -133,8 +162,8 @@ class Memory:
 
     def write(self, key, index, x, first_row=0):
         hole = self.arrays[key][index]
-        assert np.isnan(hole[first_row:first_row + len(x)]).all(), "written twice"
-        hole[first_row:first_row + len(x)] = x
+        assert np.isnan(hole[first_row : first_row + len(x)]).all(), "written twice"
+        hole[first_row : first_row + len(x)] = x
 
     def where(self, key):
         return key
@@ -174,7 +203,7 @@ def test_every_layout_there_and_back_and_by_any_path(name):
     for key, table in found.items():
         back = converted(reached[key], table, base, config)
         assert all(np.array_equal(back.arrays[k], store.arrays[k]) for k in store.arrays), key
-    for one, other in zip(names, names[1:], strict=False):  # a chain of neighbours: path independence
+    for one, other in itertools.pairwise(names):  # a chain of neighbours: path independence
         direct = converted(reached[one], found[one], found[other], config)
         assert all(np.array_equal(direct.arrays[k], reached[other].arrays[k]) for k in direct.arrays), (one, other)
 
@@ -205,8 +234,20 @@ def test_bands_write_what_a_whole_write_does(monkeypatch):
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 7))
 def test_rope_orders_are_inverse_of_each_other(heads, pairs, width):
     """Against the formulas of Meta's and transformers' own code, for odd head counts too."""
-    config = ModelConfig("llama", vocab_size=5, d_model=width, n_layers=1, n_heads=heads, n_kv_heads=heads,
-                         head_dim=2 * pairs, d_ff=3, norm="rmsnorm", gated=True, position="rope", tied=False)
+    config = ModelConfig(
+        "llama",
+        vocab_size=5,
+        d_model=width,
+        n_layers=1,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=2 * pairs,
+        d_ff=3,
+        norm="rmsnorm",
+        gated=True,
+        position="rope",
+        tied=False,
+    )
     source, target = meta.table(config), hf.table(config)
     store = full(source, config)
     out = converted(store, source, target, config)
@@ -214,6 +255,8 @@ def test_rope_orders_are_inverse_of_each_other(heads, pairs, width):
     stored = store.arrays["layers.0.attention.wq.weight"]
     expected = stored.reshape(heads, h // 2, 2, width).swapaxes(1, 2).reshape(heads * h, width)
     assert np.array_equal(out.arrays["model.layers.0.self_attn.q_proj.weight"], expected)
-    assert np.array_equal(out.arrays["model.layers.0.self_attn.v_proj.weight"], store.arrays["layers.0.attention.wv.weight"])
+    assert np.array_equal(
+        out.arrays["model.layers.0.self_attn.v_proj.weight"], store.arrays["layers.0.attention.wv.weight"]
+    )
     back = converted(out, target, source, config)
     assert np.array_equal(back.arrays["layers.0.attention.wq.weight"], stored)

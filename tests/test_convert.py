@@ -61,7 +61,7 @@ def test_the_default_keeps_every_bit_and_a_cast_counts_what_it_did(tmp_path):
 
 
 def test_an_unknown_dtype_is_named(tmp_path):
-    with pytest.raises(UnknownLayout, match="float31.*expected float32"):
+    with pytest.raises(UnknownLayout, match=r"float31.*expected float32"):
         convert_checkpoint(LLAMA, tmp_path / "x", to="hf", dtype="float31")
 
 
@@ -77,7 +77,7 @@ def test_a_half_precision_norm_scale_widens_in_pax_and_narrows_on_the_way_back(t
     assert any("5 norm scales become float32" in note for note in report.notes)
     state = ZarrSource(tmp_path / "pax" / "checkpoints" / "checkpoint_00000000" / "state")
     assert state.read("mdl_vars.params.lm.final_ln.scale")[:3].tolist() == [0.0009765625 - 1, -1.5, 0.75]
-    convert_checkpoint(tmp_path / "pax", tmp_path / "te", to="te")       # the widening is remembered through TE
+    convert_checkpoint(tmp_path / "pax", tmp_path / "te", to="te")  # the widening is remembered through TE
     back = convert_checkpoint(tmp_path / "te", tmp_path / "back", to="hf")
     assert back.dtypes == {"bfloat16": 28}
     assert diff_checkpoints(source, tmp_path / "back").to_json()["dtypes"] == []
@@ -99,7 +99,9 @@ def test_what_rounding_takes_from_a_scale_is_kept_beside_the_weights(tmp_path):
     arrays["transformer.ln_f.weight"] = arrays["transformer.ln_f.weight"] * np.float32(2)  # trained on: stale
     save_file(arrays, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     report = convert_checkpoint(tmp_path / "hf", tmp_path / "pax2", to="pax")
-    assert any("changed since the manifest was written" in note and "transformer.ln_f.weight" in note for note in report.notes)
+    assert any(
+        "changed since the manifest was written" in note and "transformer.ln_f.weight" in note for note in report.notes
+    )
     state = ZarrSource(tmp_path / "pax2" / "checkpoints" / "checkpoint_00000000" / "state")
     assert np.array_equal(state.read("mdl_vars.params.lm.final_ln.scale"), arrays["transformer.ln_f.weight"] - 1)
 
@@ -109,8 +111,12 @@ def test_what_rounding_takes_from_a_scale_is_kept_beside_the_weights(tmp_path):
 
 def test_tokenizer_and_generation_files_travel_through_every_layout(tmp_path):
     source = hf_copy(tmp_path / "hf0")
-    files = {"tokenizer.json": b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "chat_template.jinja": b"{{ x }}",
-             "generation_config.json": b'{"eos_token_id": [2, 3]}', "special_tokens_map.json": b"{}"}
+    files = {
+        "tokenizer.json": b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+        "chat_template.jinja": b"{{ x }}",
+        "generation_config.json": b'{"eos_token_id": [2, 3]}',
+        "special_tokens_map.json": b"{}",
+    }
     for name, data in files.items():
         (source / name).write_bytes(data)
     before = source
@@ -127,8 +133,13 @@ def test_tokenizer_and_generation_files_travel_through_every_layout(tmp_path):
 
 
 def test_rope_scaling_survives_every_layout(tmp_path):
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-               "rope_type": "llama3"}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }
     before = hf_copy(tmp_path / "hf0", rope_parameters=..., rope_scaling=scaling, rope_theta=250000.0)
     for number, to in enumerate(("meta", "pax", "te", "native", "hf"), 1):
         convert_checkpoint(before, tmp_path / str(number), to=to)
@@ -150,8 +161,17 @@ def test_the_manifest_says_what_the_weights_do_not(tmp_path):
         open_checkpoint(tmp_path / "te", expected={"n_heads": 2})
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "llmtool.manifest/1"}', '{"schema": "x/2"}',
-                                  '{"schema": "llmtool.manifest/1", "layout": "te", "model": {"family": 3}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": "llmtool.manifest/1"}',
+        '{"schema": "x/2"}',
+        '{"schema": "llmtool.manifest/1", "layout": "te", "model": {"family": 3}}',
+    ],
+)
 def test_a_damaged_manifest_is_an_error_and_not_a_loss_of_facts(text, tmp_path):
     convert_checkpoint(LLAMA, tmp_path / "hf", to="hf")
     (tmp_path / "hf" / NAME).write_text(text)
@@ -161,12 +181,16 @@ def test_a_damaged_manifest_is_an_error_and_not_a_loss_of_facts(text, tmp_path):
 
 def test_pax_metadata_is_what_paxml_wrote(tmp_path):
     convert_checkpoint(ORACLE / "pax_llama_gqa", tmp_path / "pax", to="pax")
-    ours, theirs = (json.loads((folder / "checkpoints/checkpoint_00000000/metadata/metadata").read_text())
-                    for folder in (tmp_path / "pax", ORACLE / "pax_llama_gqa"))
+    ours, theirs = (
+        json.loads((folder / "checkpoints/checkpoint_00000000/metadata/metadata").read_text())
+        for folder in (tmp_path / "pax", ORACLE / "pax_llama_gqa")
+    )
     assert ours == theirs
     convert_checkpoint(ORACLE / "pax_gpt_repeat", tmp_path / "gpt", to="pax")
-    ours, theirs = (json.loads((folder / "checkpoints/checkpoint_00000000/metadata/metadata").read_text())
-                    for folder in (tmp_path / "gpt", ORACLE / "pax_gpt_repeat"))
+    ours, theirs = (
+        json.loads((folder / "checkpoints/checkpoint_00000000/metadata/metadata").read_text())
+        for folder in (tmp_path / "gpt", ORACLE / "pax_gpt_repeat")
+    )
     assert ours == theirs
 
 
@@ -195,14 +219,20 @@ def test_arrays_padded_to_a_mesh_are_cut_to_their_true_shape(tmp_path):
 
     shutil.copytree(ORACLE / "pax_llama_gqa", tmp_path / "pax")
     state = tmp_path / "pax" / "checkpoints" / "checkpoint_00000000" / "state"
-    pads = {"mdl_vars.params.lm.embedding_lookup.emb_var": (48, 16), "mdl_vars.params.lm.softmax.logits_ffn.linear.w": (16, 48)}
+    pads = {
+        "mdl_vars.params.lm.embedding_lookup.emb_var": (48, 16),
+        "mdl_vars.params.lm.softmax.logits_ffn.linear.w": (16, 48),
+    }
     for key, shape in pads.items():
         x = ZarrSource(state).read(key)
         padded = np.full(shape, 9.0, np.float32)
         padded[: x.shape[0], : x.shape[1]] = x
         shutil.rmtree(state / key)
-        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(state / key)},
-                "metadata": {"chunks": [shape[0] // 2, shape[1] // 4], "compressor": {"id": "gzip", "level": 1}}}
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "file", "path": str(state / key)},
+            "metadata": {"chunks": [shape[0] // 2, shape[1] // 4], "compressor": {"id": "gzip", "level": 1}},
+        }
         ts.open(spec, create=True, dtype=ts.float32, shape=shape).result().write(padded).result()
     assert diff_checkpoints(ORACLE / "pax_llama_gqa", tmp_path / "pax").equal
     report = convert_checkpoint(tmp_path / "pax", tmp_path / "hf", to="hf", model_config=sample_config("pax_llama_gqa"))
@@ -227,7 +257,10 @@ def test_the_training_step_is_carried(tmp_path):
     step = tmp_path / "pax" / "checkpoints" / "checkpoint_00000000"
     step.rename(step.with_name("checkpoint_00000007"))
     (step.with_name("checkpoint_00000007") / "state" / "step" / ".zarray").write_text(
-        (step.with_name("checkpoint_00000007") / "state" / "step" / ".zarray").read_text().replace('{"id":"zstd","level":1}', "null"))
+        (step.with_name("checkpoint_00000007") / "state" / "step" / ".zarray")
+        .read_text()
+        .replace('{"id":"zstd","level":1}', "null")
+    )
     (step.with_name("checkpoint_00000007") / "state" / "step" / "0").write_bytes((7).to_bytes(4, "little"))
     convert_checkpoint(tmp_path / "pax", tmp_path / "te", to="te")
     convert_checkpoint(tmp_path / "te", tmp_path / "native", to="native")
@@ -317,7 +350,12 @@ def test_a_tied_model_whose_output_differs_is_an_error(tmp_path):
 
 def test_an_explicit_head_dim_goes_everywhere_but_to_meta(tmp_path):
     rng = np.random.default_rng(0)
-    shapes = {"self_attn.q_proj": (32, 16), "self_attn.k_proj": (16, 16), "self_attn.v_proj": (16, 16), "self_attn.o_proj": (16, 32)}
+    shapes = {
+        "self_attn.q_proj": (32, 16),
+        "self_attn.k_proj": (16, 16),
+        "self_attn.v_proj": (16, 16),
+        "self_attn.o_proj": (16, 32),
+    }
 
     def change(arrays):
         for layer in range(2):
@@ -364,7 +402,11 @@ def test_every_problem_is_told_at_once(tmp_path):
     with pytest.raises(PlanError) as caught:
         convert_checkpoint(source, tmp_path / "full", to="meta:shards=2", dry_run=True, overwrite=True)
     assert len(caught.value.problems) == 3
-    assert "stranger" in str(caught.value) and "up_proj" in str(caught.value) and "holds no checkpoint" in str(caught.value)
+    assert (
+        "stranger" in str(caught.value)
+        and "up_proj" in str(caught.value)
+        and "holds no checkpoint" in str(caught.value)
+    )
 
 
 def test_informationless_buffers_of_old_files_are_ignored(tmp_path):
@@ -465,7 +507,7 @@ def test_what_is_not_there_or_not_a_checkpoint(tmp_path):
         open_checkpoint(LLAMA, layout="meta")
     with pytest.raises(UnknownLayout, match="holds pax layers, but --from says te"):
         open_checkpoint(ORACLE / "pax_gpt", layout="te")
-    with pytest.raises(Contradiction, match="qkv is combined.*qkv=split"):
+    with pytest.raises(Contradiction, match=r"qkv is combined.*qkv=split"):
         open_checkpoint(ORACLE / "pax_gpt", layout="pax:qkv=split")
     with pytest.raises(UnknownLayout, match="read only"):
         convert_checkpoint(LLAMA, tmp_path / "x", to="gguf")

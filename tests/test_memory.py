@@ -48,9 +48,24 @@ print(peak - before)
 
 def write_llama(folder: Path, layers: int) -> ModelConfig:
     """A bf16 LLaMA of random bits, as Hugging Face keeps it."""
-    config = ModelConfig("llama", vocab_size=1000, d_model=D, n_layers=layers, n_heads=6, n_kv_heads=2, head_dim=64,
-                         d_ff=F, norm="rmsnorm", gated=True, position="rope", tied=False, norm_eps=1e-5, rope_theta=1e4,
-                         activation="silu", max_positions=64)
+    config = ModelConfig(
+        "llama",
+        vocab_size=1000,
+        d_model=D,
+        n_layers=layers,
+        n_heads=6,
+        n_kv_heads=2,
+        head_dim=64,
+        d_ff=F,
+        norm="rmsnorm",
+        gated=True,
+        position="rope",
+        tied=False,
+        norm_eps=1e-5,
+        rope_theta=1e4,
+        activation="silu",
+        max_positions=64,
+    )
     folder.mkdir()
     bf16 = DTYPES["bfloat16"]
     bounds = [bound for bound in hf.table(config).bind(config)]
@@ -65,7 +80,9 @@ def write_llama(folder: Path, layers: int) -> ModelConfig:
 
 
 def peak_kilobytes(source: Path, target: Path, to: str) -> int:
-    out = subprocess.run([sys.executable, "-c", MEASURE, source, target, to], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", MEASURE, source, target, to], capture_output=True, text=True, check=True
+    )
     return int(out.stdout)
 
 
@@ -99,6 +116,8 @@ def test_a_compressed_stack_is_unpacked_once_and_not_in_memory(tmp_path):
             x = ts.open({"driver": "zarr", "kvstore": kvstore}).result().read().result()
             metadata = {"chunks": x.shape, "compressor": {"id": "zstd", "level": 1}}
             spec = {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}
-            ts.open(spec, create=True, delete_existing=True, dtype=ts.bfloat16, shape=x.shape).result().write(x).result()
+            ts.open(spec, create=True, delete_existing=True, dtype=ts.bfloat16, shape=x.shape).result().write(
+                x
+            ).result()
         peaks[layers] = peak_kilobytes(tmp_path / f"pax{layers}", tmp_path / f"back{layers}", "hf")
     assert peaks[32] - peaks[2] < 40_000, peaks

@@ -1,6 +1,7 @@
-"""Golden conversions: foreign samples there and back, and into their siblings bit for bit as foreign code wrote them."""
+"""Golden conversions: foreign samples there and back, and into their siblings as foreign code wrote them."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,12 @@ from llmtool.convert.pax_folder import find_step
 from llmtool.convert.stores.zarr import ZarrSource
 from llmtool.errors import CannotHold, Contradiction, MissingFact, PlanError
 from tests.oracles import HEADS, LLAMA, ORACLE, SAMPLES, TARGETS, sample_config, there_and_back
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch):
+    """A thousand small conversions need not reach the disk; the tests of durability keep the real call."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -97,8 +104,13 @@ def test_a_gated_te_folder_without_a_manifest_must_be_told_its_gate_order(tmp_pa
 
 
 def test_gate_orders_differ_and_convert_into_one_another(tmp_path):
-    convert_checkpoint(ORACLE / "nv_llama_gqa_te", tmp_path / "act", to="te:gate=act_first",
-                       from_="te:gate=linear_first", expected=HEADS)
+    convert_checkpoint(
+        ORACLE / "nv_llama_gqa_te",
+        tmp_path / "act",
+        to="te:gate=act_first",
+        from_="te:gate=linear_first",
+        expected=HEADS,
+    )
     key = "mdl_vars.params.lm.transformer.x_layers_1.transformerlayer.cld.mlp.wi_kernel"
     ours, theirs = arrays(tmp_path / "act").read(key), arrays(ORACLE / "nv_llama_gqa_te").read(key)
     assert np.array_equal(ours[:, 0], theirs[:, 1]) and np.array_equal(ours[:, 1], theirs[:, 0])
@@ -122,7 +134,9 @@ def test_what_wrong_flags_made_of_a_checkpoint_is_not_taken_for_the_model(tmp_pa
     assert not diff.equal and {row["weight"] for row in diff.mismatched} >= {"layers.0.attn.q.w", "layers.1.attn.out.w"}
 
 
-@pytest.mark.parametrize(("name", "what"), [("pax_glam", "GLaM"), ("hf_gptneox", "gpt_neox"), ("hf_mixtral", "mixtral")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("pax_glam", "GLaM"), ("hf_gptneox", "gpt_neox"), ("hf_mixtral", "mixtral")]
+)
 def test_families_without_a_table_are_refused_by_name(name, what, tmp_path):
     with pytest.raises((CannotHold, PlanError), match=what):
         convert_checkpoint(ORACLE / name, tmp_path / "out", to="native")

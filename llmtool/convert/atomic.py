@@ -37,8 +37,11 @@ def check_target(target: Path, sources: list[Path], *, overwrite: bool, needed: 
 
 
 def _looks_like_a_checkpoint(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in MARKS) or any(folder.glob("mdl_vars.*")) or any(
-        folder.glob("consolidated*.pth"))
+    return (
+        any((folder / mark).exists() for mark in MARKS)
+        or any(folder.glob("mdl_vars.*"))
+        or any(folder.glob("consolidated*.pth"))
+    )
 
 
 @contextmanager
@@ -66,7 +69,9 @@ def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
     except OSError as error:
         if old.exists():
             os.rename(old, target)
-        raise BadTarget(f"{target}: cannot be put in place: {error.strerror}; is another conversion writing it?") from error
+        raise BadTarget(
+            f"{target}: cannot be put in place: {error.strerror}; is another conversion writing it?"
+        ) from error
     sync(target.absolute().parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -16,6 +16,7 @@ from llmtool.convert.kernels import copy_into
 from llmtool.convert.plan import Plan
 from llmtool.convert.row import JOIN, Bound, Row, Table
 from llmtool.convert.stores.base import Sink, Source
+from llmtool.convert.stores.files import octets
 from llmtool.errors import BadCheckpoint
 
 BAND_BYTES = 32 << 20
@@ -56,13 +57,22 @@ def carry(
         for write in step.writes:
             _write(write, held, plan, sink, done)
         if progress is not None:
-            progress(step.writes[0].slot, sum(source.tensors[r.key].dtype.itemsize * np.prod(
-                r.row.shape(plan.sizes), dtype=int) for r in step.reads))
+            progress(
+                step.writes[0].slot,
+                sum(
+                    source.tensors[r.key].dtype.itemsize * np.prod(r.row.shape(plan.sizes), dtype=int)
+                    for r in step.reads
+                ),
+            )
     return done
 
 
 def take(
-    reads: tuple[Bound, ...], source: Source, table: Table, sizes: Mapping[str, int], remainders: Mapping[str, np.ndarray]
+    reads: tuple[Bound, ...],
+    source: Source,
+    table: Table,
+    sizes: Mapping[str, int],
+    remainders: Mapping[str, np.ndarray],
 ) -> dict[str, Held]:
     """Weight name -> what the source slots hold of it. A second copy of a weight must equal the first."""
     held: dict[str, Held] = {}
@@ -81,7 +91,7 @@ def take(
 def _same(first: np.ndarray, second: np.ndarray, read: Bound) -> None:
     rows = max(1, BAND_BYTES // max(1, first[:1].nbytes))
     for start in range(0, len(first), rows):
-        a, b = first[start:start + rows], second[start:start + rows]
+        a, b = first[start : start + rows], second[start : start + rows]
         if not np.array_equal(a, b, equal_nan=True):
             raise BadCheckpoint(
                 f"{read.slot} differs from {read.row.copy_of}, but the model's config ties them (one matrix for input "
@@ -98,7 +108,7 @@ def _write(write: Bound, held: Mapping[str, Held], plan: Plan, sink: Sink, done:
     else:
         bands = _bands(write, holds, plan, dtype, done)
     for band in bands:
-        digest.update(band.reshape(-1).view(np.uint8))
+        digest.update(octets(band))
         sink.write(write.key, write.index, band, first_row)
         first_row += band.shape[0] if band.ndim else 1
         done.bytes_written += band.nbytes
@@ -135,7 +145,12 @@ def _cuts(
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     letter = next((axis for axis in axes.flat(row.groups) if axis == JOIN or sizes[axis] > 1), None)
     first = axes.flat(row.groups[:1])
-    if nbytes <= BAND_BYTES or letter in (None, JOIN, "H") or letter not in first or len(row.parts) > 1 and JOIN in first:
+    if (
+        nbytes <= BAND_BYTES
+        or letter in (None, JOIN, "H")
+        or letter not in first
+        or (len(row.parts) > 1 and JOIN in first)
+    ):
         yield None, 0, sizes, shape
         return
     assert letter is not None
@@ -169,7 +184,8 @@ def _shifted(write: Bound, holds: Mapping[str, Held], plan: Plan, dtype: np.dtyp
         if np.any(lost):
             rests[template] = lost
             done.casts.setdefault(write.slot, CastCount()).add(
-                CastCount(values=cast.values, changed=int(np.count_nonzero(lost)), overflow=cast.overflow))
+                CastCount(values=cast.values, changed=int(np.count_nonzero(lost)), overflow=cast.overflow)
+            )
     if rests:
         _keep_remainder(write, rests, plan, done)
     return out
@@ -183,11 +199,16 @@ def _keep_remainder(write: Bound, rests: Mapping[str, np.ndarray], plan: Plan, d
     done.remainders[write.slot] = kept
 
 
-def read_weight(step_reads: tuple[Bound, ...], name: str, source: Source, table: Table, sizes: Mapping[str, int],
-                remainders: Mapping[str, np.ndarray]) -> np.ndarray:
+def read_weight(
+    step_reads: tuple[Bound, ...],
+    name: str,
+    source: Source,
+    table: Table,
+    sizes: Mapping[str, int],
+    remainders: Mapping[str, np.ndarray],
+) -> np.ndarray:
     """One canonical weight (plain, unshifted): a view where its layout stores it plainly, else a small copy."""
     hold = take(step_reads, source, table, sizes, remainders)[name]
     if hold.shift == 0 and hold.remainder is None:
         return hold.view
     return (hold.exact() - hold.shift).astype(np.float64 if hold.view.dtype == np.float64 else np.float32)
-

@@ -41,7 +41,7 @@ class Checkpoint:
     version: str | None = None
     step: int | None = None
     manifest: Manifest | None = None
-    sidecar: Mapping[str, Any] | None = None      # config.json or params.json as read
+    sidecar: Mapping[str, Any] | None = None  # config.json or params.json as read
     missing_facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class Checkpoint:
         """The config, or MissingFact naming the sizes that are unknown."""
         if self.config is None:
             raise MissingFact(
-                f"{self.path}: the {self.layout} layout does not tell {', '.join(self.missing_facts)}; give --model-config "
-                "FILE|PRESET (a config.json, a params.json or a preset's name)"
+                f"{self.path}: the {self.layout} layout does not tell {', '.join(self.missing_facts)}; give "
+                "--model-config FILE|PRESET (a config.json, a params.json or a preset's name)"
                 + (", or --num-of-head and --head-dim" if self.layout == "te" else "")
             )
         return self.config
@@ -143,7 +143,9 @@ class Checkpoint:
             "parameters": sum(spec.size for spec in weights.values()),
             "dtypes": dict(dtypes.most_common()),
             "bytes": sum(spec.nbytes for spec in weights.values()),
-            "tensors": [{"name": key, "shape": list(spec.shape), "dtype": str(spec.dtype)} for key, spec in weights.items()],
+            "tensors": [
+                {"name": key, "shape": list(spec.shape), "dtype": str(spec.dtype)} for key, spec in weights.items()
+            ],
             "left_out": dict(self.left_out),
             "manifest": self.manifest is not None,
             "missing_facts": list(self.missing_facts),
@@ -164,5 +166,7 @@ class Checkpoint:
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -53,7 +53,10 @@ def diff_checkpoints(
 ) -> Diff:
     """Compare every weight of ``a`` with that of ``b``. Values are compared exactly (NaN equals NaN), or up to
     ``tolerance`` in absolute value. Facts that one side lacks (heads of a bare TE folder) are taken from the other."""
-    with _open(a, layout_a, model_config, b, layout_b) as first, _open(b, layout_b, model_config, a, layout_a) as second:
+    with (
+        _open(a, layout_a, model_config, b, layout_b) as first,
+        _open(b, layout_b, model_config, a, layout_a) as second,
+    ):
         out = Diff(str(a), str(b), tolerance)
         names = [_names(first), _names(second)]
         out.missing = [name for name in names[0] if name not in names[1]]
@@ -65,7 +68,9 @@ def diff_checkpoints(
         return out
 
 
-def _open(path: str | Path, layout: str | None, told: str | ModelConfig | None, other: str | Path, other_layout: str | None) -> Checkpoint:
+def _open(
+    path: str | Path, layout: str | None, told: str | ModelConfig | None, other: str | Path, other_layout: str | None
+) -> Checkpoint:
     checkpoint = open_checkpoint(path, layout=layout, model_config=told)
     if checkpoint.config is None and told is None:
         checkpoint.close()
@@ -100,7 +105,7 @@ def _compare(name: str, in_a: str, in_b: str, a: Checkpoint, b: Checkpoint, out:
     worst, differing = 0.0, 0
     rows = max(1, BAND_BYTES // max(1, 8 * x[:1].size)) if x.ndim else 1
     for start in range(0, len(x), rows):
-        p, q = x[start:start + rows], y[start:start + rows]
+        p, q = x[start : start + rows], y[start : start + rows]
         wide = np.float64 if x.dtype.itemsize >= 4 or y.dtype.itemsize >= 4 else np.float32
         p, q = p.astype(wide), q.astype(wide)
         same = (p == q) | (np.isnan(p) & np.isnan(q))
@@ -113,5 +118,11 @@ def _compare(name: str, in_a: str, in_b: str, a: Checkpoint, b: Checkpoint, out:
         differing += int(np.count_nonzero(gap > out.tolerance))
     out.max_abs_diff = max(out.max_abs_diff, worst)
     if differing:
-        out.mismatched.append({"weight": name, "max_abs_diff": worst if np.isfinite(worst) else None,
-                               "values_differing": differing, "values": int(x.size)})
+        out.mismatched.append(
+            {
+                "weight": name,
+                "max_abs_diff": worst if np.isfinite(worst) else None,
+                "values_differing": differing,
+                "values": int(x.size),
+            }
+        )

@@ -24,8 +24,15 @@ from llmtool.convert.stores.base import DTYPES
 from llmtool.errors import BadTarget, LlmtoolError, PlanError, UnknownLayout
 from llmtool.model_config import ModelConfig
 
-SHORT_DTYPES = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16",
-                "f64": "float64", "fp64": "float64"}
+SHORT_DTYPES = {
+    "f32": "float32",
+    "fp32": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "f64": "float64",
+    "fp64": "float64",
+}
 
 
 @dataclass
@@ -106,7 +113,7 @@ def _dtype(name: str | None) -> np.dtype | None:
 class _Job:
     plan: Plan
     word: Word
-    texts: Mapping[str, str]       # config.json and the like
+    texts: Mapping[str, str]  # config.json and the like
     sidecars: list[Path]
 
 
@@ -131,8 +138,11 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
     source_table = attempt(lambda: checkpoint.table)
     plan: Plan | None = None
     if table is not None and source_table is not None:
-        plan = attempt(lambda: make_plan(
-            source_table, table, config, checkpoint.tensors, dtype=dtype, restore=checkpoint.restore, title=title))
+        plan = attempt(
+            lambda: make_plan(
+                source_table, table, config, checkpoint.tensors, dtype=dtype, restore=checkpoint.restore, title=title
+            )
+        )
     main = Counter(spec.dtype for spec in (plan.targets if plan else checkpoint.tensors).values()).most_common(1)[0][0]
     texts = attempt(lambda: targets.check_sidecars(word, config, str(main), checkpoint)) or {}
     sidecars = attempt(lambda: sidecar_files(checkpoint.root)) or []
@@ -166,20 +176,31 @@ def _report(job: _Job, checkpoint: Checkpoint, source: Path, target: Path, weigh
         notes.append(f"{count} arrays of {what} are left out: this version converts weights")
     if job.plan.widened:
         notes.append(f"{len(job.plan.widened)} norm scales become float32: the layouts store them shifted by one")
-    if "gate" in job.word.options and not job.plan.config.gated:
-        job.word = Word(job.word.name, {k: v for k, v in job.word.options.items() if k != "gate"})
     return Report(
-        source=str(source), target=str(target), from_word=str(checkpoint.word), to_word=str(job.word),
-        model=job.plan.config, tensors=len(specs), parameters=sum(spec.size for spec in specs.values()),
-        bytes_read=job.plan.bytes_read, bytes_written=sum(spec.nbytes for spec in specs.values()),
-        dtypes=dict(Counter(str(spec.dtype) for spec in specs.values()).most_common()), notes=notes, dry_run=True,
-        left_out=dict(checkpoint.left_out), files=[*job.texts, *(path.name for path in job.sidecars), *checkpoint.files],
-        plan=[" + ".join(read.slot for read in step.reads) + " -> " + " + ".join(write.slot for write in step.writes)
-              for step in job.plan.steps],
+        source=str(source),
+        target=str(target),
+        from_word=str(checkpoint.word),
+        to_word=str(job.word),
+        model=job.plan.config,
+        tensors=len(specs),
+        parameters=sum(spec.size for spec in specs.values()),
+        bytes_read=job.plan.bytes_read,
+        bytes_written=sum(spec.nbytes for spec in specs.values()),
+        dtypes=dict(Counter(str(spec.dtype) for spec in specs.values()).most_common()),
+        notes=notes,
+        dry_run=True,
+        left_out=dict(checkpoint.left_out),
+        files=[*job.texts, *(path.name for path in job.sidecars), *checkpoint.files],
+        plan=[
+            " + ".join(read.slot for read in step.reads) + " -> " + " + ".join(write.slot for write in step.writes)
+            for step in job.plan.steps
+        ],
     )
 
 
-def _run(job: _Job, checkpoint: Checkpoint, folder: Path, report: Report, progress: Callable[[str, int], None] | None) -> None:
+def _run(
+    job: _Job, checkpoint: Checkpoint, folder: Path, report: Report, progress: Callable[[str, int], None] | None
+) -> None:
     step, step_dtype = _step(checkpoint)
     sink = targets.open_sink(job.word, folder, job.plan, step)
     told = len(checkpoint.notes)
@@ -195,7 +216,9 @@ def _run(job: _Job, checkpoint: Checkpoint, folder: Path, report: Report, progre
     for name, data in checkpoint.files.items():
         (folder / name).write_bytes(data)
     report.bytes_written = done.bytes_written
-    report.casts = [{"array": slot, **vars(count)} for slot, count in done.casts.items() if count.changed or count.overflow]
+    report.casts = [
+        {"array": slot, **vars(count)} for slot, count in done.casts.items() if count.changed or count.overflow
+    ]
     report.notes += _cast_notes(done)
     _manifest(job, checkpoint, done, step).write(folder)
 
@@ -207,17 +230,21 @@ def _cast_notes(done: Carried) -> list[str]:
             total.add(count)
     notes = []
     if total.changed or total.overflow:
-        notes.append(f"the cast changed {total.changed:,} of {total.values:,} values: {total.overflow:,} overflowed to "
-                     f"infinity, {total.underflow:,} underflowed to zero")
+        notes.append(
+            f"the cast changed {total.changed:,} of {total.values:,} values: {total.overflow:,} overflowed to "
+            f"infinity, {total.underflow:,} underflowed to zero"
+        )
     if done.remainders:
         lost = sum(int(np.count_nonzero(rest)) for rest in done.remainders.values())
-        notes.append(f"{lost} norm scale values were rounded when one was added or taken away; what rounding took is in "
-                     "llmtool-remainders.safetensors, and a conversion back restores them")
+        notes.append(
+            f"{lost} norm scale values were rounded when one was added or taken away; what rounding took is in "
+            "llmtool-remainders.safetensors, and a conversion back restores them"
+        )
     return notes
 
 
 def _step(checkpoint: Checkpoint) -> tuple[int, np.dtype]:
-    """The training step and its dtype: of a Pax source, recorded in a manifest, or 0 (paxml's trainer writes uint32)."""
+    """The training step and its dtype: of a Pax source, recorded in a manifest, or 0 (uint32, as paxml's trainer)."""
     if "step" in checkpoint.tensors and checkpoint.layout in ("pax", "te"):
         value = checkpoint.source.read("step")
         return int(value.reshape(-1)[0]), value.dtype
@@ -227,10 +254,19 @@ def _step(checkpoint: Checkpoint) -> tuple[int, np.dtype]:
 
 def _manifest(job: _Job, checkpoint: Checkpoint, done: Carried, step: int) -> Manifest:
     tensors = {}
-    shapes = {bound.slot: (bound.key, bound.row.shape(params.sizes(job.plan.config)))
-              for bound in job.plan.target.bind(job.plan.config)}
+    shapes = {
+        bound.slot: (bound.key, bound.row.shape(params.sizes(job.plan.config)))
+        for bound in job.plan.target.bind(job.plan.config)
+    }
     for slot, digest in done.hashes.items():
         key, shape = shapes[slot]
         tensors[slot] = {"dtype": str(job.plan.targets[key].dtype), "shape": list(shape), "xxh3": digest}
-    return Manifest(layout=str(job.word), model=job.plan.config, source=f"{checkpoint.root.name} ({checkpoint.word})",
-                    step=step, tensors=tensors, restore=job.plan.widened, remainders=done.remainders)
+    return Manifest(
+        layout=str(job.word),
+        model=job.plan.config,
+        source=f"{checkpoint.root.name} ({checkpoint.word})",
+        step=step,
+        tensors=tensors,
+        restore=job.plan.widened,
+        remainders=done.remainders,
+    )

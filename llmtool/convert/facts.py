@@ -49,7 +49,9 @@ def resolve(
                 problems.append(f"{name} is {facts[name]!r} in {where}, but {value!r} in {source}")
             facts.setdefault(name, value)
     if problems:
-        raise Contradiction("\n".join(problems) if len(problems) == 1 else "facts disagree:\n  - " + "\n  - ".join(problems))
+        raise Contradiction(
+            "\n".join(problems) if len(problems) == 1 else "facts disagree:\n  - " + "\n  - ".join(problems)
+        )
     if recorded is not None:
         for name in _FIELDS:
             if getattr(recorded, name) is not None:

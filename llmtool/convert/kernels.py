@@ -21,7 +21,7 @@ def copy_into(out: np.ndarray, x: np.ndarray) -> None:
             copy_into(out[..., i], x[..., i])
     else:
         for start in range(0, out.shape[-1], STRIP):
-            strip = np.s_[..., start:start + STRIP]
+            strip = np.s_[..., start : start + STRIP]
             out[strip] = x[strip]
 
 

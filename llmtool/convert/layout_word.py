@@ -19,12 +19,26 @@ class Key:
 
 YES = ("yes", "no")
 _REPEAT = Key(YES, "no", "layers stacked under transformer.repeat, one leading axis (praxis' USE_REPEATED_LAYER)")
-_ROPE = Key(("interleaved", "half"), "interleaved", "order of the head features that rope turns: pairs side by side "
-            "(praxis' LLaMARotaryEmbedding, Meta) or in halves (praxis' RotaryPositionalEmbedding, Hugging Face)")
-_NORM = Key(("centred", "direct"), "centred for layernorm, direct for rmsnorm", "norm scales stored minus one or as they are")
-_FORMAT = Key(("zarr", "flat", "bare"), "zarr", "zarr: version 1.1, checkpoints/checkpoint_%08d/{state,metadata}; "
-              "flat: version 0, arrays in checkpoint_%08d; bare: arrays in the folder itself")
-_CHUNK = Key(("number",), "none", "zarr chunk length along the model dimension of rewritten kernels (NVIDIA's --kernel-chunk-size)")
+_ROPE = Key(
+    ("interleaved", "half"),
+    "interleaved",
+    "order of the head features that rope turns: pairs side by side "
+    "(praxis' LLaMARotaryEmbedding, Meta) or in halves (praxis' RotaryPositionalEmbedding, Hugging Face)",
+)
+_NORM = Key(
+    ("centred", "direct"), "centred for layernorm, direct for rmsnorm", "norm scales stored minus one or as they are"
+)
+_FORMAT = Key(
+    ("zarr", "flat", "bare"),
+    "zarr",
+    "zarr: version 1.1, checkpoints/checkpoint_%08d/{state,metadata}; "
+    "flat: version 0, arrays in checkpoint_%08d; bare: arrays in the folder itself",
+)
+_CHUNK = Key(
+    ("number",),
+    "none",
+    "zarr chunk length along the model dimension of rewritten kernels (NVIDIA's --kernel-chunk-size)",
+)
 
 
 @dataclass(frozen=True)
@@ -40,31 +54,69 @@ class LayoutInfo:
 LAYOUTS: Mapping[str, LayoutInfo] = {
     info.name: info
     for info in (
-        LayoutInfo("hf", "Hugging Face: safetensors or .bin shards with config.json", {
-            "shard_size": Key(("size",), "5GB", "largest file written"),
-        }),
-        LayoutInfo("meta", "Meta: consolidated.NN.pth with params.json", {
-            "shards": Key(("number",), "1", "model-parallel files written"),
-            "split": Key(("width", "vocab"), "vocab for Llama 3 (rope_theta >= 500000), width before",
-                         "how ranks share the embedding"),
-        }),
-        LayoutInfo("pax", "Pax: paxml/praxis train state", {
-            "repeat": _REPEAT,
-            "qkv": Key(("combined", "split"), "combined if kv heads = heads, else split", "q, k, v in one array or three"),
-            "rope": _ROPE, "norm": _NORM, "format": _FORMAT, "chunk": _CHUNK,
-        }),
-        LayoutInfo("te", "Transformer Engine layers inside Pax", {
-            "repeat": _REPEAT,
-            "qkv": Key(("qkv_packed", "kv_packed", "separate"), "qkv_packed if kv heads = heads, else kv_packed",
-                       "which projections share a kernel"),
-            "gate": Key(("act_first", "linear_first"), "act_first when written; must be given to read a folder without a manifest",
-                        "which half of a gated wi_kernel is activated: the first (TE >= 1.8) or the second (NVIDIA's converter)"),
-            "rope": _ROPE, "norm": _NORM,
-            "bias": Key(("te", "pax", "pax_split"), "te", "pax leaves the layers' biases under their Pax names (NVIDIA's "
-                        "--skip-bias), pax_split with those of q, k and v apart"),
-            "ln": Key(("te", "pax"), "te", "pax leaves the layers' norms under their Pax names (NVIDIA's --skip-ln)"),
-            "format": _FORMAT, "chunk": _CHUNK,
-        }),
+        LayoutInfo(
+            "hf",
+            "Hugging Face: safetensors or .bin shards with config.json",
+            {
+                "shard_size": Key(("size",), "5GB", "largest file written"),
+            },
+        ),
+        LayoutInfo(
+            "meta",
+            "Meta: consolidated.NN.pth with params.json",
+            {
+                "shards": Key(("number",), "1", "model-parallel files written"),
+                "split": Key(
+                    ("width", "vocab"),
+                    "vocab for Llama 3 (rope_theta >= 500000), width before",
+                    "how ranks share the embedding",
+                ),
+            },
+        ),
+        LayoutInfo(
+            "pax",
+            "Pax: paxml/praxis train state",
+            {
+                "repeat": _REPEAT,
+                "qkv": Key(
+                    ("combined", "split"), "combined if kv heads = heads, else split", "q, k, v in one array or three"
+                ),
+                "rope": _ROPE,
+                "norm": _NORM,
+                "format": _FORMAT,
+                "chunk": _CHUNK,
+            },
+        ),
+        LayoutInfo(
+            "te",
+            "Transformer Engine layers inside Pax",
+            {
+                "repeat": _REPEAT,
+                "qkv": Key(
+                    ("qkv_packed", "kv_packed", "separate"),
+                    "qkv_packed if kv heads = heads, else kv_packed",
+                    "which projections share a kernel",
+                ),
+                "gate": Key(
+                    ("act_first", "linear_first"),
+                    "act_first when written; must be given to read a folder without a manifest",
+                    "the activated half of a gated wi_kernel: the first (TE >= 1.8) or the second (NVIDIA's converter)",
+                ),
+                "rope": _ROPE,
+                "norm": _NORM,
+                "bias": Key(
+                    ("te", "pax", "pax_split"),
+                    "te",
+                    "pax leaves the layers' biases under their Pax names (NVIDIA's "
+                    "--skip-bias), pax_split with those of q, k and v apart",
+                ),
+                "ln": Key(
+                    ("te", "pax"), "te", "pax leaves the layers' norms under their Pax names (NVIDIA's --skip-ln)"
+                ),
+                "format": _FORMAT,
+                "chunk": _CHUNK,
+            },
+        ),
         LayoutInfo("native", "the trainer's own parameter tree: zarr, restorable by Orbax"),
         LayoutInfo("gguf", "llama.cpp, read only; quantised tensors become float32", writable=False),
     )

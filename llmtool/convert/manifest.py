@@ -12,6 +12,7 @@ import xxhash
 from llmtool import __version__
 from llmtool.convert.sidecars.json_file import read_json
 from llmtool.convert.stores.base import DTYPES, Source
+from llmtool.convert.stores.files import octets
 from llmtool.convert.stores.safetensors import SafetensorsSource
 from llmtool.errors import BadCheckpoint
 from llmtool.model_config import ModelConfig
@@ -82,8 +83,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise BadCheckpoint(f"{path}: not a manifest of this schema: {type(error).__name__} {error}") from error
 
 
-def unchanged_remainders(manifest: Manifest, source: Source, slots: Mapping[str, tuple[str, tuple[int, ...]]]
-                         ) -> tuple[dict[str, np.ndarray], list[str]]:
+def unchanged_remainders(
+    manifest: Manifest, source: Source, slots: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """The remainders whose arrays are still those that the manifest hashed, and a note on those that are not."""
     kept, stale = {}, []
     for slot, rest in manifest.remainders.items():
@@ -91,10 +93,16 @@ def unchanged_remainders(manifest: Manifest, source: Source, slots: Mapping[str,
             continue
         x = np.ascontiguousarray(source.read(*slots[slot]))
         entry = manifest.tensors.get(slot, {})
-        if rest.shape == x.shape and entry.get("xxh3") == xxhash.xxh3_64(x.reshape(-1).view(np.uint8)).hexdigest():
+        if rest.shape == x.shape and entry.get("xxh3") == xxhash.xxh3_64(octets(x)).hexdigest():
             kept[slot] = rest
         else:
             stale.append(slot)
-    notes = [f"{len(stale)} arrays changed since the manifest was written (first: {stale[0]}); "
-             "their recorded rounding remainders are not used"] if stale else []
+    notes = (
+        [
+            f"{len(stale)} arrays changed since the manifest was written (first: {stale[0]}); "
+            "their recorded rounding remainders are not used"
+        ]
+        if stale
+        else []
+    )
     return kept, notes

@@ -18,8 +18,9 @@ SCHEMA = "llmtool.model/1"
 NAMES = ("llmtool-manifest.json", "config.json", "params.json")  # tried in this order in a folder
 
 
-def load_model_config(text: str, *, d_ff: int | None = None, vocab_size: int | None = None,
-                      notes: list[str] | None = None) -> ModelConfig:
+def load_model_config(
+    text: str, *, d_ff: int | None = None, vocab_size: int | None = None, notes: list[str] | None = None
+) -> ModelConfig:
     """The model that ``text`` names: a path that exists (a file, or a folder with one), else a preset.
 
     ``d_ff`` and ``vocab_size``, where the weights tell them, complete a params.json. Raises UnknownPreset with the
@@ -45,8 +46,10 @@ def load_model_config(text: str, *, d_ff: int | None = None, vocab_size: int | N
         return config_from_hf(data, where, notes)
     if "dim" in data or (isinstance(inner, Mapping) and "dim" in inner):
         return config_from_params(data, where, d_ff=d_ff, vocab_size=vocab_size, notes=notes)
-    raise BadCheckpoint(f"{where}: holds no model config that we know; expected model_type (Hugging Face), dim (Meta), "
-                        f'or "schema": "{SCHEMA}" (ours)')
+    raise BadCheckpoint(
+        f"{where}: holds no model config that we know; expected model_type (Hugging Face), dim (Meta), "
+        f'or "schema": "{SCHEMA}" (ours)'
+    )
 
 
 def config_from_ours(data: Mapping[str, Any], where: str) -> ModelConfig:
@@ -57,8 +60,9 @@ def config_from_ours(data: Mapping[str, Any], where: str) -> ModelConfig:
     scaling = data.get("rope_scaling") or {}
     for name, hint in typing.get_type_hints(RopeScaling).items() if scaling else ():
         if name not in scaling or not _fits(scaling[name], hint):
-            raise BadCheckpoint(f"{where}: rope_scaling.{name} is {str(scaling.get(name))[:60]!r}; "
-                                f"expected {_words(hint)}")
+            raise BadCheckpoint(
+                f"{where}: rope_scaling.{name} is {str(scaling.get(name))[:60]!r}; expected {_words(hint)}"
+            )
     for name in ("n_layers", "n_experts"):
         if data.get(name, 0) > MOST_PARTS:
             raise BadCheckpoint(f"{where}: {name} is {data[name]}; expected at most {MOST_PARTS}")

@@ -40,7 +40,9 @@ def _told(model_config: str | ModelConfig | None) -> ModelConfig | None:
     return load_model_config(model_config)
 
 
-def _open(path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None) -> Checkpoint:
+def _open(
+    path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None
+) -> Checkpoint:
     from llmtool.convert.openers import gguf, hf, meta, native, pax
 
     openers = {
@@ -56,14 +58,16 @@ def _open(path: Path, word: Word | None, told: ModelConfig | None, expected: Map
     found = [name for name, (recognises, _) in openers.items() if recognises(path)]
     if word is not None:
         if word.name not in found:
-            raise UnknownLayout(f"{path}: does not look like a {word.name} checkpoint"
-                                + (f"; it looks like {found[0]}" if found else f"; {_listing(path)}"))
+            raise UnknownLayout(
+                f"{path}: does not look like a {word.name} checkpoint"
+                + (f"; it looks like {found[0]}" if found else f"; {_listing(path)}")
+            )
         found = [word.name]
     if not found:
         raise UnknownLayout(
-            f"{path}: no checkpoint layout found; {_listing(path)}. Expected config.json with safetensors or .bin (hf), "
-            "consolidated.NN.pth (meta), checkpoints/checkpoint_NNNNNNNN (pax, te), model.json with params/ (native) or a "
-            ".gguf file"
+            f"{path}: no checkpoint layout found; {_listing(path)}. Expected config.json with safetensors or .bin "
+            "(hf), consolidated.NN.pth (meta), checkpoints/checkpoint_NNNNNNNN (pax, te), model.json with params/ "
+            "(native) or a .gguf file"
         )
     if step is not None:
         raise UnknownLayout(f"{path}: --step is for Pax checkpoints; this is {found[0]}")

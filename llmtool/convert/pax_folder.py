@@ -19,11 +19,11 @@ VERSION = 1.1
 class PaxFolder:
     """Where one step's arrays lie. ``version``: 0.0 (flat), 1.0, 1.1 (zarr), 1.2 (OCDBT); None for a bare folder."""
 
-    root: Path                                  # what a user calls the checkpoint; sidecars and manifest lie here
-    state: Path                                 # the folder of the arrays
+    root: Path  # what a user calls the checkpoint; sidecars and manifest lie here
+    state: Path  # the folder of the arrays
     version: float | None
     step: int | None
-    unpadded: Mapping[str, tuple[int, ...]]     # true shapes of arrays that are padded to a mesh
+    unpadded: Mapping[str, tuple[int, ...]]  # true shapes of arrays that are padded to a mesh
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,8 +64,11 @@ def find_step(path: Path, step: int | None) -> PaxFolder | None:
     chosen = max(steps) if step is None else step
     if chosen not in steps:
         raise BadCheckpoint(f"{folder}: no step {step}; it holds: {', '.join(map(str, sorted(steps)))}")
-    notes = (f"steps {', '.join(map(str, sorted(steps)))} are there; took the newest, {chosen}",) if (
-        step is None and len(steps) > 1) else ()
+    notes = (
+        (f"steps {', '.join(map(str, sorted(steps)))} are there; took the newest, {chosen}",)
+        if (step is None and len(steps) > 1)
+        else ()
+    )
     return _open_step(steps[chosen], path, step, notes)
 
 
@@ -135,6 +138,10 @@ def metadata_json(tensors: Mapping[str, TensorSpec]) -> str:
         node = tree
         for name in path:
             node = node.setdefault(name, {})
-        node[leaf] = {"_array_metadata_tag": True, "dtype": str(spec.dtype), "is_optax_masked_node": False,
-                      "unpadded_shape": list(spec.shape)}
+        node[leaf] = {
+            "_array_metadata_tag": True,
+            "dtype": str(spec.dtype),
+            "is_optax_masked_node": False,
+            "unpadded_shape": list(spec.shape),
+        }
     return json.dumps({"version": VERSION, "train_state_metadata": tree})

@@ -11,7 +11,9 @@ from llmtool.convert.stores.base import DTYPES, TensorSpec
 from llmtool.errors import PlanError
 from llmtool.model_config import ModelConfig
 
-WEIGHT_DTYPES = frozenset(DTYPES[name] for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"))
+WEIGHT_DTYPES = frozenset(
+    DTYPES[name] for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Plan:
     config: ModelConfig
     steps: tuple[Step, ...]
     targets: Mapping[str, TensorSpec]
-    dtypes: Mapping[str, np.dtype]         # weight name -> dtype that it has, or had before a layout widened it
-    widened: Mapping[str, np.dtype]        # weight name -> dtype before this conversion widened it
+    dtypes: Mapping[str, np.dtype]  # weight name -> dtype that it has, or had before a layout widened it
+    widened: Mapping[str, np.dtype]  # weight name -> dtype before this conversion widened it
     bytes_read: int
 
     @property
@@ -45,15 +47,20 @@ def check_source(table: Table, config: ModelConfig, tensors: Mapping[str, Tensor
     bounds = table.bind(config)
     expected = StoredShapes.of(bounds, params.sizes(config)).shapes
     optional = {bound.key for bound in bounds if bound.row.optional}
-    problems = [f"unknown array {key} {list(tensors[key].shape)}: no row of the {table.name} layout names it"
-                for key in tensors if key not in expected and not table.is_ignored(key)]
+    problems = [
+        f"unknown array {key} {list(tensors[key].shape)}: no row of the {table.name} layout names it"
+        for key in tensors
+        if key not in expected and not table.is_ignored(key)
+    ]
     for key, shape in expected.items():
         if key not in tensors:
             problems += [] if key in optional else [f"missing array {key}: expected shape {list(shape)}"]
         elif tensors[key].shape != shape:
             problems.append(f"array {key} has shape {list(tensors[key].shape)}; the model's sizes mean {list(shape)}")
         elif tensors[key].dtype not in WEIGHT_DTYPES:
-            problems.append(f"array {key} holds {tensors[key].dtype}, not floating-point weights (a quantised checkpoint?)")
+            problems.append(
+                f"array {key} holds {tensors[key].dtype}, not floating-point weights (a quantised checkpoint?)"
+            )
     return [bound for bound in bounds if bound.key in tensors], problems
 
 
@@ -76,8 +83,10 @@ def make_plan(
     takers = {name for write in writes for name in write.names.values()}
     problems += [f"the {target.name} layout has no place for {name}" for name in wanted if name not in takers]
     if config.rotary_fraction != 1 and source.rope != target.rope:
-        problems.append(f"rope turns {config.rotary_fraction:.0%} of each head, and the {source.name} and {target.name} "
-                        "layouts order turned features differently")
+        problems.append(
+            f"rope turns {config.rotary_fraction:.0%} of each head, and the {source.name} and {target.name} "
+            "layouts order turned features differently"
+        )
     if problems:
         raise PlanError(f"{title}: {len(problems)} problem{'s' if len(problems) > 1 else ''}", problems)
 
@@ -101,8 +110,16 @@ def make_plan(
     for key, shape in shapes.items():
         targets[key] = TensorSpec(stored[key], shape)
     steps = tuple(_steps(reads, writes))
-    return Plan(source, target, config, steps, targets, before, widened, sum(
-        tensors[key].nbytes for key in {read.key for read in reads}))
+    return Plan(
+        source,
+        target,
+        config,
+        steps,
+        targets,
+        before,
+        widened,
+        sum(tensors[key].nbytes for key in {read.key for read in reads}),
+    )
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,9 @@ class Row:
     parts: Mapping[str, str]
     shift: float = 0.0
     shard_axis: int | None = None
-    copy_of: str | None = None      # another row already holds the same weight: written as a copy, compared when read
-    optional: bool = False          # may be absent when read; never written
-    rewritten: bool = True          # NVIDIA's converter rewrites this kernel (it then gets --kernel-chunk-size)
+    copy_of: str | None = None  # another row already holds the same weight: written as a copy, compared when read
+    optional: bool = False  # may be absent when read; never written
+    rewritten: bool = True  # NVIDIA's converter rewrites this kernel (it then gets --kernel-chunk-size)
 
     @property
     def groups(self) -> axes.Groups:
@@ -68,9 +69,9 @@ class Row:
         return out
 
 
-def keep(slot: str, pattern: str, template: str, **facts: object) -> Row:
+def keep(slot: str, pattern: str, template: str, **facts: Any) -> Row:
     """A row that holds one weight."""
-    return Row(slot, pattern, {template: ""}, **facts)  # type: ignore[arg-type]
+    return Row(slot, pattern, {template: ""}, **facts)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Bound:
     row: Row
     key: str
     index: tuple[int, ...]
-    names: Mapping[str, str]        # template -> weight name
+    names: Mapping[str, str]  # template -> weight name
 
     @property
     def slot(self) -> str:
@@ -95,13 +96,15 @@ class Table:
     name: str
     rows: tuple[Row, ...]
     rope: tuple[str, ...] = params.HALVES
-    ignored: tuple[str, ...] = ()   # patterns of keys that carry nothing a model needs
+    ignored: tuple[str, ...] = ()  # patterns of keys that carry nothing a model needs
     notes: tuple[str, ...] = ()
 
     def bind(self, config: ModelConfig) -> list[Bound]:
         """Every slot of a model of this config: rows without their weight in this model fall away."""
         present = {weight.name for weight in params.weights(config)}
-        before, inside, after = [], [], []
+        before: list[Row] = []
+        inside: list[Row] = []
+        after: list[Row] = []
         for row in self.rows:
             (inside if "{l}" in next(iter(row.parts)) else after if inside else before).append(row)
         out = [bound for row in before for bound in _bind(row, config, present, None)]

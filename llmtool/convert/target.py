@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,10 @@ def full_word(word: Word, config: ModelConfig, source: Checkpoint) -> Word:
 
     From Pax to Pax or TE, what only describes the Pax model (repeat, rope, norm, format) is inherited."""
     if not LAYOUTS[word.name].writable:
-        raise UnknownLayout(f"the {word.name} layout is read only; write one of: "
-                            + ", ".join(name for name, info in LAYOUTS.items() if info.writable))
+        raise UnknownLayout(
+            f"the {word.name} layout is read only; write one of: "
+            + ", ".join(name for name, info in LAYOUTS.items() if info.writable)
+        )
     mha = config.n_kv_heads == config.n_heads
     match word.name:
         case "hf":
@@ -42,24 +45,41 @@ def full_word(word: Word, config: ModelConfig, source: Checkpoint) -> Word:
         case "pax" | "te":
             if source.layout in ("pax", "te"):
                 kept = ("repeat", "rope", "norm", "format") + (("qkv",) if source.layout == word.name else ())
-                word = word.with_(**{key: source.word.options[key] for key in kept})
+                word = word.with_(**{key: source.word.options[key] for key in kept if key in source.word.options})
             norm = "centred" if config.norm == "layernorm" else "direct"
             word = word.with_(repeat="no", rope="interleaved", norm=norm, format="zarr")
             if word.options.get("bias") == "pax" and (not mha or source.word.options.get("qkv") == "split"):
                 word = Word(word.name, {**word.options, "bias": "pax_split"})  # they stay as they are in the source
             if word.name == "pax":
-                return word.with_(qkv="combined" if mha else "split")
-            return word.with_(qkv="qkv_packed" if mha else "kv_packed", gate="act_first", bias="te", ln="te")
+                return _relevant(word.with_(qkv="combined" if mha else "split"), config)
+            word = word.with_(qkv="qkv_packed" if mha else "kv_packed", gate="act_first", bias="te", ln="te")
+            return _relevant(word, config)
         case _:
             return word
+
+
+def _relevant(word: Word, config: ModelConfig) -> Word:
+    """The word without what makes no difference to this model, so that equal outputs have equal words."""
+    options = {key: word.options[key] for key in LAYOUTS[word.name].keys if key in word.options}
+    if not config.gated:
+        options.pop("gate", None)
+    if config.position not in ("rope", None):
+        options.pop("rope", None)
+    if "bias" in options and not (
+        config.qkv_bias or config.attn_out_bias or config.mlp_bias or config.norm == "layernorm"
+    ):
+        options["bias"] = "te"
+    return Word(word.name, options)
 
 
 def table_of(word: Word, config: ModelConfig) -> Table:
     """The rows of the target. Raises CannotHold for what the variant cannot express."""
     options = word.options
     if options.get("qkv") in ("combined", "qkv_packed") and config.n_kv_heads != config.n_heads:
-        raise CannotHold(f"{word.name}:qkv={options['qkv']} needs as many kv heads as heads; the model has "
-                         f"{config.n_kv_heads} and {config.n_heads}")
+        raise CannotHold(
+            f"{word.name}:qkv={options['qkv']} needs as many kv heads as heads; the model has "
+            f"{config.n_kv_heads} and {config.n_heads}"
+        )
     match word.name:
         case "hf":
             return hf.table(config)
@@ -67,10 +87,16 @@ def table_of(word: Word, config: ModelConfig) -> Table:
             return meta.table(config, options["split"])
         case "native":
             return native.table(config)
-    given = {"repeat": options["repeat"] == "yes", "qkv": options["qkv"], "rope": options["rope"], "norm": options["norm"]}
+    rope = options.get("rope", "interleaved")
+    given: dict[str, Any] = {
+        "repeat": options["repeat"] == "yes",
+        "qkv": options["qkv"],
+        "rope": rope,
+        "norm": options["norm"],
+    }
     if word.name == "pax":
         return pax.table(config, **given)
-    return te.table(config, **given, gate=options["gate"], bias=options["bias"], ln=options["ln"])
+    return te.table(config, **given, gate=options.get("gate", "act_first"), bias=options["bias"], ln=options["ln"])
 
 
 def open_sink(word: Word, folder: Path, plan: Plan, step: int) -> Sink:
@@ -107,7 +133,7 @@ def _layer_chunks(plan: Plan) -> Mapping[str, tuple[int, ...]]:
     out = {}
     for bound in plan.target.bind(plan.config):
         shape = plan.targets[bound.key].shape
-        out[bound.key] = (1,) * len(bound.index) + shape[len(bound.index):]
+        out[bound.key] = (1,) * len(bound.index) + shape[len(bound.index) :]
     return out
 
 

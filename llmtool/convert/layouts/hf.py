@@ -3,6 +3,7 @@
 Source: the files that transformers writes (``save_pretrained``); checked against samples that it wrote.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from llmtool.convert.row import Row, Table, keep
@@ -63,7 +64,7 @@ def _gpt2() -> tuple[Row, ...]:
     )
 
 
-_FAMILIES = {
+_FAMILIES: dict[str, tuple[Callable[[], tuple[Row, ...]], tuple[str, ...]]] = {
     "llama": (_llama, (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)),
     "gpt": (_gpt2, (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)),
 }

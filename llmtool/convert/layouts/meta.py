@@ -35,7 +35,12 @@ def table(config: ModelConfig, split: str = "width") -> Table:
         rows.append(keep("output.weight", "V D", "embed", shard_axis=COLUMN, copy_of="tok_embeddings.weight"))
     else:
         rows.append(keep("output.weight", "V D", "unembed.w", shard_axis=COLUMN))
-    return Table("meta", tuple(rows), rope=PAIRS, ignored=(r"rope\.freqs", r"layers\.\d+\.attention\.inner_attention\.rope\.freqs"))
+    return Table(
+        "meta",
+        tuple(rows),
+        rope=PAIRS,
+        ignored=(r"rope\.freqs", r"layers\.\d+\.attention\.inner_attention\.rope\.freqs"),
+    )
 
 
 def unsupported(config: ModelConfig) -> list[str]:

@@ -16,8 +16,11 @@ IGNORED = (r"step", r"opt_states_.*", r"opt_states\..*")
 
 def block(repeat: bool) -> tuple[str, str]:
     """Prefix and suffix of the keys of one layer."""
-    return (f"{ROOT}.transformer.repeat.sub.x_layers_{{j}}", "[{i}]") if repeat else (
-        f"{ROOT}.transformer.x_layers_{{l}}", "")
+    return (
+        (f"{ROOT}.transformer.repeat.sub.x_layers_{{j}}", "[{i}]")
+        if repeat
+        else (f"{ROOT}.transformer.x_layers_{{l}}", "")
+    )
 
 
 def scale_shift(config: ModelConfig, norm: str) -> float:
@@ -62,7 +65,7 @@ def attention_biases(config: ModelConfig, prefix: str, end: str, qkv: str) -> tu
     attn, kv = f"{prefix}.self_attention", "K H" if config.n_kv_heads > 1 else "H"
     if qkv == "combined":
         packed = {f"{_A}.{name}.b": "" for name in "qkv"}
-        inner = (Row(f"{attn}.combined_qkv.b{end}", "J (K G) H", packed, rewritten=False),)
+        inner: tuple[Row, ...] = (Row(f"{attn}.combined_qkv.b{end}", "J (K G) H", packed, rewritten=False),)
     else:
         inner = (
             keep(f"{attn}.query.b{end}", "(K G) H", f"{_A}.q.b", rewritten=False),

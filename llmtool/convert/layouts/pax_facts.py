@@ -8,7 +8,9 @@ from llmtool.convert.layouts.pax import ROOT
 from llmtool.convert.stores.base import TensorSpec
 from llmtool.errors import BadCheckpoint, CannotHold
 
-_LAYER = re.compile(rf"{re.escape(ROOT)}\.transformer\.(?:(?P<repeat>repeat\.sub\.)x_layers_|x_layers_)(?P<n>\d{{1,6}})\.(?P<rest>.*)")
+_LAYER = re.compile(
+    rf"{re.escape(ROOT)}\.transformer\.(?:(?P<repeat>repeat\.sub\.)x_layers_|x_layers_)(?P<n>\d{{1,6}})\.(?P<rest>.*)"
+)
 _TE = "transformerlayer.cld."
 Get = Callable[[str], tuple[int, ...] | None]
 _UNKNOWN = {
@@ -27,8 +29,10 @@ def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[
             repeats.add(match["repeat"] is not None)
             layers.setdefault(int(match["n"]), {})[match["rest"]] = spec.shape
     if not layers or len(repeats) != 1:
-        raise BadCheckpoint(f"{where}: no Pax layers ({ROOT}.transformer.x_layers_0.… or …repeat.sub.x_layers_0.…); "
-                            f"found {', '.join(list(tensors)[:3]) or 'no arrays'}")
+        raise BadCheckpoint(
+            f"{where}: no Pax layers ({ROOT}.transformer.x_layers_0.… or …repeat.sub.x_layers_0.…); "
+            f"found {', '.join(list(tensors)[:3]) or 'no arrays'}"
+        )
     if sorted(layers) != list(range(len(layers))):
         raise BadCheckpoint(f"{where}: layers {sorted(layers)[:12]} are not numbered 0 to {len(layers) - 1}")
     repeat = repeats.pop()
@@ -40,7 +44,9 @@ def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[
             raise CannotHold(f"{where}: {what}: no layout table of this version holds them")
     te = any(name.startswith(_TE) for name in first)
     get = {name.removeprefix(_TE): shape for name, shape in first.items()}.get
-    outer = {key.removeprefix(f"{ROOT}."): spec.shape for key, spec in tensors.items() if key.startswith(f"{ROOT}.")}.get
+    outer = {
+        key.removeprefix(f"{ROOT}."): spec.shape for key, spec in tensors.items() if key.startswith(f"{ROOT}.")
+    }.get
 
     facts: Facts = {
         "n_layers": next(iter(layers[0].values()))[0] if repeat and len(layers) == 1 else len(layers),
@@ -92,8 +98,15 @@ def _te_layer(get: Get, facts: Facts, options: dict[str, str]) -> None:
         facts["gated"] = wi[1] == 2
     options["bias"] = "pax_split" if get("self_attention.query.b") else "pax" if get("self_attention.post.b") else "te"
     options["ln"] = "pax" if get("layer_norm.scale") else "te"
-    facts["qkv_bias"] = any(get(name) for name in (
-        "attention.qkv.bias", "attention.query.bias", "self_attention.query.b", "self_attention.combined_qkv.b"))
+    facts["qkv_bias"] = any(
+        get(name)
+        for name in (
+            "attention.qkv.bias",
+            "attention.query.bias",
+            "self_attention.query.b",
+            "self_attention.combined_qkv.b",
+        )
+    )
     facts["attn_out_bias"] = bool(get("attention.out.bias") or get("self_attention.post.b"))
     facts["mlp_bias"] = bool(get("mlp.wo_bias") or get("ff_layer.ffn_layer2.bias.b"))
 

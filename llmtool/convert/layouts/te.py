@@ -5,6 +5,7 @@ converter and TE's own modules. What is not in a layer keeps its Pax name.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from llmtool.convert.layouts import pax
 from llmtool.convert.row import Row, Table, keep
@@ -27,8 +28,11 @@ def table(
     prefix = f"{outer}.transformerlayer.cld"
     shift = pax.scale_shift(config, norm)
     head = "qkv" if qkv == "qkv_packed" else "query"
-    branches = ([f"{_M}.gate", f"{_M}.up"] if gate == "act_first" else [f"{_M}.up", f"{_M}.gate"]) if config.gated else [
-        f"{_M}.up"]
+    branches = (
+        ([f"{_M}.gate", f"{_M}.up"] if gate == "act_first" else [f"{_M}.up", f"{_M}.gate"])
+        if config.gated
+        else [f"{_M}.up"]
+    )
 
     kept = bias != "te"
     rows: list[Row] = [*pax.outside(config, norm)]
@@ -65,7 +69,7 @@ def _norm(prefix: str, in_pax: tuple[Row, Row], end: str, ln: str, biases_kept: 
 def _projections(prefix: str, end: str, qkv: str, kind: str, name: str) -> list[Row]:
     """Rows of q, k and v: kernels ("w") or biases ("b")."""
     attn, lead = f"{prefix}.attention", "D " if kind == "w" else ""
-    facts = {} if kind == "w" else {"rewritten": False}
+    facts: dict[str, Any] = {} if kind == "w" else {"rewritten": False}
 
     def packed(key: str, names: str) -> Row:
         heads = "K G H" if "q" in names else "K H"

@@ -37,11 +37,24 @@ def open_gguf(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     factors = source.read(ROPE_FACTORS).tolist() if ROPE_FACTORS in source.tensors else None
     notes: list[str] = []
     config = config_from_gguf(
-        source.fields, source.tensors, str(file), vocab_size=embedding.shape[0] if embedding else None,
-        rope_factors=factors, notes=notes)
+        source.fields,
+        source.tensors,
+        str(file),
+        vocab_size=embedding.shape[0] if embedding else None,
+        rope_factors=factors,
+        notes=notes,
+    )
     files = tokenizer_from_gguf(source.fields, notes)
     facts = resolve(str(file), vars(config), told=told, expected=expected)
     return Checkpoint(
-        path=path, word=word, source=source, facts=facts.facts, config=facts.config, root=file.parent,
-        build_table=gguf.table, missing_facts=facts.missing, notes=notes + facts.notes, files=files,
+        path=path,
+        word=word,
+        source=source,
+        facts=facts.facts,
+        config=facts.config,
+        root=file.parent,
+        build_table=gguf.table,
+        missing_facts=facts.missing,
+        notes=notes + facts.notes,
+        files=files,
     )

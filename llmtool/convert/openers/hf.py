@@ -28,8 +28,10 @@ def recognises(path: Path) -> bool:
     if path.is_file():
         return path.suffix == ".safetensors"
     return path.is_dir() and (
-        (path / "config.json").is_file() or any((path / name).exists() for name in INDICES)
-        or any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+        (path / "config.json").is_file()
+        or any((path / name).exists() for name in INDICES)
+        or any(path.glob("*.safetensors"))
+        or any(path.glob("pytorch_model*.bin"))
     )
 
 
@@ -53,9 +55,17 @@ def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[
     for name in getattr(source, "ignored_files", ()):
         notes.append(f"{name} is not named by the index and was not read")
     return Checkpoint(
-        path=path, word=word, source=source, facts=facts.facts, config=config, root=root,
-        build_table=lambda config: hf.table(config, prefix), manifest=read_manifest(root), sidecar=data,
-        missing_facts=facts.missing, notes=notes + facts.notes,
+        path=path,
+        word=word,
+        source=source,
+        facts=facts.facts,
+        config=config,
+        root=root,
+        build_table=lambda config: hf.table(config, prefix),
+        manifest=read_manifest(root),
+        sidecar=data,
+        missing_facts=facts.missing,
+        notes=notes + facts.notes,
     )
 
 
@@ -70,7 +80,9 @@ def _source(path: Path, root: Path, config: ModelConfig, data: Mapping[str, Any]
     names = {name for index in INDICES if (root / index).is_file() for name in _weight_map(root / index)}
     tensors = {key: TensorSpec(dtype, shape) for key, shape in shapes.items() if not names or key in names}
     tensors |= {name: TensorSpec(dtype, ()) for name in sorted(names - tensors.keys())}
-    notes.append("the weights are not here: shapes follow from config.json" + (", names from the index" if names else ""))
+    notes.append(
+        "the weights are not here: shapes follow from config.json" + (", names from the index" if names else "")
+    )
     return AbsentSource(root, tensors, "the weight files are missing")
 
 

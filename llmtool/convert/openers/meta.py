@@ -9,9 +9,9 @@ from llmtool.convert.facts import resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import meta
 from llmtool.convert.manifest import read_manifest
+from llmtool.convert.row import StoredShapes
 from llmtool.convert.sidecars.json_file import read_json
 from llmtool.convert.sidecars.meta_params import config_from_params
-from llmtool.convert.row import StoredShapes
 from llmtool.convert.sidecars.tokenizer_files import vocabulary_size
 from llmtool.convert.stores.absent import AbsentSource
 from llmtool.convert.stores.base import DTYPES, TensorSpec
@@ -44,7 +44,9 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         vocab_size, _ = source.tensors[EMBEDDING].shape
         d_ff = source.tensors[UP].shape[0]
     except (KeyError, ValueError, IndexError) as error:
-        raise BadCheckpoint(f"{path}: {EMBEDDING} and {UP} are not two matrices of a Meta checkpoint: {error}") from error
+        raise BadCheckpoint(
+            f"{path}: {EMBEDDING} and {UP} are not two matrices of a Meta checkpoint: {error}"
+        ) from error
     manifest = read_manifest(path)
     found: dict[str, Any] = {}
     notes: list[str] = []
@@ -56,12 +58,22 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         found["tied"] = True
     elif manifest is None and told is None:
         found["tied"] = False  # tied models carry a copy of the embedding, which only a manifest or config tells apart
-    facts = resolve(str(params_path), found, told=told, expected=expected, recorded=manifest.model if manifest else None)
+    facts = resolve(
+        str(params_path), found, told=told, expected=expected, recorded=manifest.model if manifest else None
+    )
     split = "width" if axes.get(EMBEDDING, 1) == 1 else "vocab"  # one shard: there is nothing to split
     return Checkpoint(
-        path=path, word=word.with_(shards=str(source.n_shards), split=split), source=source, facts=facts.facts,
-        config=facts.config, root=path, build_table=lambda config: meta.table(config, split), manifest=manifest,
-        sidecar=data, missing_facts=facts.missing, notes=notes + facts.notes,
+        path=path,
+        word=word.with_(shards=str(source.n_shards), split=split),
+        source=source,
+        facts=facts.facts,
+        config=facts.config,
+        root=path,
+        build_table=lambda config: meta.table(config, split),
+        manifest=manifest,
+        sidecar=data,
+        missing_facts=facts.missing,
+        notes=notes + facts.notes,
     )
 
 
@@ -79,8 +91,15 @@ def _without_weights(
     shapes = StoredShapes.of(bounds, sizes(facts.config)).shapes
     tensors = {key: TensorSpec(DTYPES["bfloat16"], shape) for key, shape in shapes.items()}
     return Checkpoint(
-        path=path, word=word, source=AbsentSource(path, tensors, "there is no consolidated.NN.pth"), facts=facts.facts,
-        config=facts.config, root=path, build_table=meta.table, sidecar=data, missing_facts=facts.missing,
+        path=path,
+        word=word,
+        source=AbsentSource(path, tensors, "there is no consolidated.NN.pth"),
+        facts=facts.facts,
+        config=facts.config,
+        root=path,
+        build_table=meta.table,
+        sidecar=data,
+        missing_facts=facts.missing,
         notes=notes + facts.notes,
     )
 

@@ -27,7 +27,15 @@ def open_native(path: Path, word: Word, told: ModelConfig | None, expected: Mapp
     manifest = read_manifest(path)
     facts = resolve(str(path / MODEL), found, told=told, expected=expected)
     return Checkpoint(
-        path=path, word=word, source=ZarrSource(path / PARAMS), facts=facts.facts, config=facts.config, root=path,
-        build_table=native.table, manifest=manifest, missing_facts=facts.missing, notes=facts.notes,
+        path=path,
+        word=word,
+        source=ZarrSource(path / PARAMS),
+        facts=facts.facts,
+        config=facts.config,
+        root=path,
+        build_table=native.table,
+        manifest=manifest,
+        missing_facts=facts.missing,
+        notes=facts.notes,
         step=manifest.step if manifest else None,
     )

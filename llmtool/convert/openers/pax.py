@@ -35,7 +35,11 @@ def open_pax(
         found |= _heads(source, found, told, expected, manifest, str(path))
     llama = found["family"] == "llama"
     facts = resolve(
-        str(folder.state), found, told=told, expected=expected, recorded=manifest.model if manifest else None,
+        str(folder.state),
+        found,
+        told=told,
+        expected=expected,
+        recorded=manifest.model if manifest else None,
         assumed={
             "activation": ("silu" if llama else "gelu_tanh", f"what Pax's {'LLaMA' if llama else 'GPT'} configs use"),
             "position": ("rope" if llama else None, "what Pax's LLaMA configs use"),
@@ -50,9 +54,17 @@ def open_pax(
     if name == "te" and found.get("gated") and "gate" not in options:
         missing.append("gate order (te:gate=act_first|linear_first)")
     return Checkpoint(
-        path=path, word=Word(name, options), source=source, facts=facts.facts, config=facts.config, root=folder.root,
-        build_table=lambda config: _table(name, config, options, str(path)), manifest=manifest,
-        version=None if folder.version is None else str(folder.version), step=folder.step, missing_facts=missing,
+        path=path,
+        word=Word(name, options),
+        source=source,
+        facts=facts.facts,
+        config=facts.config,
+        root=folder.root,
+        build_table=lambda config: _table(name, config, options, str(path)),
+        manifest=manifest,
+        version=None if folder.version is None else str(folder.version),
+        step=folder.step,
+        missing_facts=missing,
         notes=[*folder.notes, *notes, *facts.notes],
         left_out={k: n for k, n in {"optimizer moments": moments, "optimizer counts": counts}.items() if n},
     )
@@ -80,18 +92,28 @@ def _options(
 
 
 def _heads(
-    source: Source, found: Facts, told: ModelConfig | None, expected: Mapping[str, Any], manifest: Manifest | None, where: str
+    source: Source,
+    found: Facts,
+    told: ModelConfig | None,
+    expected: Mapping[str, Any],
+    manifest: Manifest | None,
+    where: str,
 ) -> Facts:
     """Heads of a TE folder, whose kernels are flat: from the number or size of heads that somebody else knows."""
     n_h, k_h = te_widths(source.tensors)
-    known = {"the flags": dict(expected), "the model config given": vars(told) if told else {},
-             "the manifest": vars(manifest.model) if manifest else {}}
+    known = {
+        "the flags": dict(expected),
+        "the model config given": vars(told) if told else {},
+        "the manifest": vars(manifest.model) if manifest else {},
+    }
     n, h = (_agreed(name, known, where) for name in ("n_heads", "head_dim"))
     if n_h is None or k_h is None or (n is None and h is None):
         return {}
-    h = h or n_h // n
+    h = h if h is not None else n_h // (n or 1)
     if n_h % h or k_h % h or n_h // h != (n or n_h // h):
-        raise Contradiction(f"{where}: queries are {n_h} features wide and keys {k_h}; {n or '?'} heads of {h} do not fit")
+        raise Contradiction(
+            f"{where}: queries are {n_h} features wide and keys {k_h}; {n or '?'} heads of {h} do not fit"
+        )
     return {"n_heads": n_h // h, "n_kv_heads": k_h // h, "head_dim": h}
 
 
@@ -105,14 +127,19 @@ def _agreed(name: str, known: Mapping[str, Mapping[str, Any]], where: str) -> in
 
 
 def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: str) -> Table:
-    given = {"repeat": options["repeat"] == "yes", "qkv": options["qkv"], "rope": options["rope"], "norm": options["norm"]}
+    given: dict[str, Any] = {
+        "repeat": options["repeat"] == "yes",
+        "qkv": options["qkv"],
+        "rope": options["rope"],
+        "norm": options["norm"],
+    }
     if name == "pax":
         return pax.table(config, **given)
     if config.gated and "gate" not in options:
         raise MissingFact(
-            f"{where}: a gated Transformer Engine folder without a manifest does not say which half of mlp.wi_kernel is "
-            "activated; give --from te:gate=linear_first (NVIDIA's converter wrote that) or te:gate=act_first (TE 1.8 and "
-            "newer compute that)"
+            f"{where}: a gated Transformer Engine folder without a manifest does not say which half of mlp.wi_kernel "
+            "is activated; give --from te:gate=linear_first (NVIDIA's converter wrote that) or te:gate=act_first (TE "
+            "1.8 and newer compute that)"
         )
     return te.table(config, **given, gate=options.get("gate", "act_first"), bias=options["bias"], ln=options["ln"])
 

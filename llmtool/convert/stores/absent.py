@@ -1,4 +1,4 @@
-"""A source whose names and shapes are known and whose weights are not there: an index or a config without its shards."""
+"""A source whose names and shapes are known while its weights are not there: an index or a config without shards."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -12,8 +12,23 @@ Index = tuple[int, ...]
 
 DTYPES: Mapping[str, np.dtype] = {
     name: np.dtype(getattr(ml_dtypes, name, None) or name)
-    for name in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
-                 "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool")
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint64",
+        "uint32",
+        "uint16",
+        "uint8",
+        "bool",
+    )
 }
 
 
@@ -56,7 +71,7 @@ class Sink(Protocol):
     """Where named arrays are written. All names, dtypes and shapes were given to the constructor."""
 
     def write(self, key: str, index: Index, x: np.ndarray, first_row: int = 0) -> None:
-        """Store the C-contiguous ``x`` as ``array[index][first_row : first_row + len(x)]``, ``index`` over leading axes.
+        """Store the C-contiguous ``x`` as ``array[index][first_row:first_row + len(x)]``, ``index`` over leading axes.
 
         Every element is written once; the bands of one slot come in order and from one thread.
         """
