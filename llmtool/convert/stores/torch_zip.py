@@ -68,7 +68,10 @@ class _Member:
 
 
 class TorchZipWriter:
-    """One file of tensors, each written whole. Thread-safe; raises CannotHold for a dtype that PyTorch cannot name."""
+    """One file of tensors, each written front to back by one thread, different ones by any.
+
+    Raises CannotHold for a dtype that PyTorch cannot name.
+    """
 
     def __init__(self, path: Path, tensors: Mapping[str, TensorSpec]):
         if unknown := [key for key, spec in tensors.items() if spec.dtype not in _STORAGES]:
