@@ -21,6 +21,7 @@ from llmtool.convert.opening import open_checkpoint
 from llmtool.convert.plan import Plan, make_plan
 from llmtool.convert.sidecars.tokenizer_files import copy_sidecars, sidecar_files
 from llmtool.convert.stores.base import DTYPES
+from llmtool.convert.stores.zarr import ZarrSource
 from llmtool.errors import BadTarget, LlmtoolError, PlanError, UnknownLayout
 from llmtool.model_config import ModelConfig
 
@@ -203,6 +204,8 @@ def _run(
 ) -> None:
     step, step_dtype = _step(checkpoint)
     sink = targets.open_sink(job.word, folder, job.plan, step)
+    if isinstance(checkpoint.source, ZarrSource):
+        checkpoint.source.scratch = folder  # unpacked chunks go where there is room for the output, not to memory
     told = len(checkpoint.notes)
     remainders = checkpoint.remainders  # read now, not in the plan: it compares small arrays with their hashes
     report.notes += checkpoint.notes[told:]

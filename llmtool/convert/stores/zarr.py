@@ -55,7 +55,7 @@ class ZarrSource:
     def __init__(
         self, folder: Path, unpadded: Mapping[str, tuple[int, ...]] | None = None, scratch: Path | None = None
     ):
-        self._scratch = scratch
+        self.scratch = scratch
         self._root = folder.resolve()
         self._arrays: dict[str, _Array] = {}
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -129,7 +129,7 @@ class ZarrSource:
             return out
         with array.lock:
             if cell not in array.unpacked:
-                array.unpacked[cell] = unpack_to_disk(array.folder, meta, cell, self._scratch)
+                array.unpacked[cell] = unpack_to_disk(array.folder, meta, cell, self.scratch)
                 array.left[cell] = slots
             chunk = array.unpacked[cell]
             array.left[cell] -= 1
