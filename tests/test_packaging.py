@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "transformer_engine_jax": "transformer-engine"}
@@ -22,7 +23,7 @@ def imported(folder: Path) -> dict[str, Path]:
 
 def test_imports_are_declared(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    requirements = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     declared = {re.split(r"[\[<>=~! ]", text)[0].replace("_", "-").lower() for text in requirements}
     lacking = {name: str(path) for name, path in imported(root / "llmtool").items()
                if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}
