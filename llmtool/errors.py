@@ -46,8 +46,8 @@ class MissingExtra(LlmtoolError):
     """An optional dependency is not installed."""
 
 
-class PlanError(LlmtoolError):
-    """A conversion cannot be planned. Carries every problem, not the first alone."""
+class Problems(LlmtoolError):
+    """Several faults of one thing. Carries every one of them (``problems``), not the first alone."""
 
     def __init__(self, title: str, problems: Iterable[str], shown: int = 10):
         self.problems = list(problems)
@@ -55,3 +55,11 @@ class PlanError(LlmtoolError):
         more = len(self.problems) - len(head)
         lines = [f"  - {problem}" for problem in head] + ([f"  - and {more} more of the kind"] if more else [])
         super().__init__("\n".join([title, *lines]))
+
+
+class PlanError(Problems):
+    """A conversion cannot be planned."""
+
+
+class BadItems(BadData, Problems):
+    """Items of a data set are not what the task needs."""

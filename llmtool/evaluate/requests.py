@@ -19,7 +19,7 @@ class Request:
     context: tuple[int, ...]
     continuation: tuple[int, ...]
     group: int
-    """Equal for requests that share their context: the item's index."""
+    """Equal for requests that share their context: the index of the first of them among all requests."""
     truncated: int = 0
     """Ids that were cut off because the request was longer than the model or the protocol allows."""
 
