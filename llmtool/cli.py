@@ -15,6 +15,7 @@ import click
 from llmtool import __version__
 from llmtool.commands.completion import PROGRAM, VARIABLE, completion
 from llmtool.commands.convert import convert
+from llmtool.commands.data import data
 from llmtool.commands.diff import diff
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
@@ -32,7 +33,7 @@ def cli() -> None:
     """Move LLM checkpoints between Meta, Hugging Face, Pax and Transformer Engine, and prove that nothing was lost."""
 
 
-for command in (completion, convert, diff, inspect, layouts):
+for command in (completion, convert, data, diff, inspect, layouts):
     cli.add_command(command)
 
 

@@ -127,7 +127,10 @@ def _json_records(lines: Iterable[tuple[str, str]]) -> Iterator[Record]:
 
 def _build(task: Task, records: Iterable[Record], source: str, counts: dict[str, int], sha: str | None) -> Dataset:
     make: Callable[[str, dict[str, Any]], Any] = _lambada_item if task == "lambada" else _boolq_item
-    items, problems, titles, keys = [], [], 0, set()
+    items: list[Any] = []
+    problems: list[str] = []
+    keys: set[str] = set()
+    titles = 0
     for where, fields in records:
         try:
             items.append(make(where, fields))

@@ -14,7 +14,7 @@ def read_hub(name: str, task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import datasets
     except ImportError as error:
-        raise MissingExtra(f"{name}: no such file; to read it as a data set of the hub, `pip install datasets`") from error
+        raise MissingExtra(f"{name}: no such file; to read a data set of the hub, `pip install datasets`") from error
     path, _, config = name.partition(":")
     if task == "boolq" and path.endswith("super_glue"):
         config = config or "boolq"

@@ -28,9 +28,12 @@ class BoolQItem:
     where: str = field(compare=False, default="")
 
 
+Item = LambadaItem | BoolQItem
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """Items of one task, at least one.
+    """Items of one task, at least one, all of that task's kind.
 
     ``variant`` tells which of the texts that share the task's name these are; ``sha256`` is of the file's bytes, or,
     where the items came in several files or from the hub, of the items (see ``items_sha256``); ``counts`` are what was
@@ -38,7 +41,7 @@ class Dataset:
     """
 
     task: Task
-    items: tuple[LambadaItem, ...] | tuple[BoolQItem, ...]
+    items: tuple[Item, ...]
     source: str
     variant: str
     sha256: str
@@ -46,7 +49,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     def take(self, limit: int | None, seed: int | None = None) -> "Dataset":
-        """The first ``limit`` items, as lm-eval takes them; with a ``seed``, as many drawn at random, in their order."""
+        """The first ``limit`` items, as lm-eval takes them; with a ``seed``, as many at random, in their order."""
         if limit is None or limit >= len(self.items):
             return self
         if seed is None:
@@ -55,7 +58,7 @@ class Dataset:
         return replace(self, items=tuple(self.items[i] for i in drawn))
 
 
-def items_sha256(items: tuple[LambadaItem, ...] | tuple[BoolQItem, ...]) -> str:
+def items_sha256(items: tuple[Item, ...]) -> str:
     """SHA-256 of the items as JSON lines, in their order: the same for the same items, whatever they were stored in."""
     digest = hashlib.sha256()
     for item in items:

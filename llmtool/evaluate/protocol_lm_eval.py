@@ -1,7 +1,8 @@
 """How EleutherAI's lm-evaluation-harness asks and counts: tasks lambada_openai (or _standard) and boolq.
 
-Source: lm-evaluation-harness 0.4.13, the YAML of the two tasks, ``api/model.py`` (encoding) and ``models/huggingface.py``
-(special tokens, truncation). Nothing is changed in a text: what stands after the last space is the last word.
+Source: lm-evaluation-harness 0.4.13, the YAML of the two tasks, ``api/model.py`` (encoding) and
+``models/huggingface.py`` (special tokens, truncation). Nothing is changed in a text: what stands after the last space
+is the last word.
 """
 
 from llmtool.errors import BadData, MissingFact

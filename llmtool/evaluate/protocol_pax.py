@@ -37,8 +37,8 @@ def check_answers(no: Ids, yes: Ids) -> None:
     """``boolq_acc`` compares the logits of two tokens, so each answer must be one."""
     if len(no) != 1 or len(yes) != 1 or no == yes:
         raise Contradiction(
-            f'the pax protocol compares one token of "no" with one of "yes", but this tokenizer writes them as {list(no)} '
-            f"and {list(yes)}; use --protocol lm-eval, which sums over tokens")
+            f'the pax protocol compares one token of "no" with one of "yes", but this tokenizer writes them as '
+            f"{list(no)} and {list(yes)}; use --protocol lm-eval, which sums over tokens")
 
 
 def fit(context: Ids, answer: Ids, limit: int, max_length: int | None, where: str) -> tuple[Ids, Ids, int]:

@@ -98,7 +98,7 @@ def _inside(shard: Path, root: Path) -> Path:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """Records of a TFRecord file: length (8 bytes), its CRC (4), data, its CRC (4). Source: TensorFlow's record_writer."""
+    """Records of a TFRecord file: length (8 bytes), its CRC (4), data, its CRC (4). Source: TensorFlow, tfrecord."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while file.tell() < size:
@@ -112,14 +112,15 @@ def _records(path: Path) -> Iterator[bytes]:
 
 def _read(file: BinaryIO, wanted: int, size: int, path: Path, at: int) -> bytes:
     if wanted > size - file.tell():
-        raise BadData(f"{path}: cut off: the record at byte {at} needs {wanted} more bytes, {size - file.tell()} are left")
+        raise BadData(f"{path}: cut off: the record at byte {at} needs {wanted} more bytes, the file has "
+                      f"{size - file.tell()}")
     return file.read(wanted)
 
 
 def _check(data: bytes, masked: bytes, path: Path, at: int) -> None:
     crc = crc32c(data)
     if struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF) != masked:
-        raise BadData(f"{path}: the record at byte {at} does not match its checksum; fetch or prepare the data set again")
+        raise BadData(f"{path}: the record at byte {at} does not match its checksum; prepare the data set again")
 
 
 def crc32c(data: bytes) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,8 @@ def check_vocabulary(tokenizer: Tokenizer, config: "ModelConfig") -> None:
     """Raise Contradiction where the tokenizer has ids for which the embedding has no row. Spare rows are fine."""
     if tokenizer.size > config.vocab_size:
         raise Contradiction(
-            f"the tokenizer has {tokenizer.size} entries, but the embedding {config.vocab_size} rows: they do not belong "
-            "together; give the model's own with --tokenizer")
+            f"the tokenizer has {tokenizer.size} entries, but the embedding {config.vocab_size} rows: they do not "
+            "belong together; give the model's own with --tokenizer")
 
 
 def sha256(data: bytes) -> str:
@@ -115,7 +116,7 @@ def _from_gguf(path: Path) -> Tokenizer:
     from llmtool.evaluate.tokenizer_json import JsonTokenizer
 
     notes: list[str] = []
-    with GGUFSource(path) as source:
+    with closing(GGUFSource(path)) as source:
         files = tokenizer_from_gguf(source.fields, notes)
     if "tokenizer.json" not in files:
         raise MissingFact(f"{path}: {'; '.join(notes)}; give a tokenizer with --tokenizer FILE")

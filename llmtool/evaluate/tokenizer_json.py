@@ -62,7 +62,8 @@ def from_vocab_and_merges(vocab: bytes, merges: bytes, where: str) -> JsonTokeni
     table = parse_json(vocab, where)
     try:
         lines = merges.decode("utf-8").split("\n")
-        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        pairs = [(left, right) for left, right in
+                 (line.split(" ") for line in lines if line and not line.startswith("#version"))]
         inner = Inner(models.BPE(vocab=table, merges=pairs))
     except Exception as error:  # the library raises nothing narrower
         raise BadCheckpoint(f"{where}: it and merges.txt are no byte-level BPE: {error}") from error

@@ -75,5 +75,5 @@ def _ranks(data: bytes, where: str) -> dict[bytes, int]:
         raise BadCheckpoint(f"{where}: the ranks are not 0 to {len(data.splitlines()) - 1}, each once; "
                             "fetch the file again")
     if missing := sum(bytes([i]) not in ranks for i in range(256)):
-        raise BadCheckpoint(f"{where}: {missing} of the 256 single bytes have no rank, so not every text can be written")
+        raise BadCheckpoint(f"{where}: {missing} of the 256 single bytes have no rank; fetch the file again")
     return ranks
