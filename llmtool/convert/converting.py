@@ -116,12 +116,17 @@ class _Job:
     word: Word
     texts: Mapping[str, str]  # config.json and the like
     sidecars: list[Path]
+    notes: list[str]
 
 
 def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target: Path, overwrite: bool) -> _Job:
     """Decide everything; raise all problems at once."""
     config = checkpoint.known_config()
-    word = targets.full_word(word, config, checkpoint)
+    said, word = word, targets.full_word(word, config, checkpoint)
+    notes = [
+        f"{key}={said.options[key]} makes no difference to this model"
+        for key in said.options.keys() - word.options.keys()
+    ]
     if dtype is None and checkpoint.layout == "gguf":
         dtype = DTYPES["float32"]
     problems: list[str] = []
@@ -156,7 +161,7 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
     if problems := problems + place:
         raise PlanError(title + (f": {len(problems)} problems" if len(problems) > 1 else ""), problems)
     assert plan is not None
-    return _Job(plan, word, texts, sidecars)
+    return _Job(plan, word, texts, sidecars, notes)
 
 
 def _check_shards(word: Word, plan: Plan) -> None:
@@ -172,7 +177,7 @@ def _check_shards(word: Word, plan: Plan) -> None:
 
 def _report(job: _Job, checkpoint: Checkpoint, source: Path, target: Path, weight_only: bool) -> Report:
     specs = job.plan.targets
-    notes = list(checkpoint.notes)
+    notes = checkpoint.notes + job.notes
     for what, count in () if weight_only else checkpoint.left_out.items():
         notes.append(f"{count} arrays of {what} are left out: this version converts weights")
     if job.plan.widened:

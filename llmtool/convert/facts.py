@@ -43,9 +43,9 @@ def resolve(
         for name, value in values.items():
             if name == "rope_scaling" and told is not None:
                 value = told.rope_scaling
-            if value is None or (value == _FIELDS[name].default and name not in facts):
+            if value is None:
                 continue
-            if name in facts and facts[name] != value and not (name == "family" and source.startswith("the model")):
+            if name in facts and facts[name] != value:
                 problems.append(f"{name} is {facts[name]!r} in {where}, but {value!r} in {source}")
             facts.setdefault(name, value)
     if problems:

@@ -10,7 +10,8 @@ import numpy as np
 from llmtool import axes
 from llmtool.convert.checkpoint import Checkpoint
 from llmtool.convert.layout_word import LAYOUTS, Word, parse_size
-from llmtool.convert.layouts import hf, meta, native, pax, te
+from llmtool.convert.layouts import hf, meta, native, te
+from llmtool.convert.layouts.pax_glam import pax_table
 from llmtool.convert.pax_folder import metadata_json
 from llmtool.convert.plan import Plan
 from llmtool.convert.row import Table
@@ -47,7 +48,9 @@ def full_word(word: Word, config: ModelConfig, source: Checkpoint) -> Word:
                 kept = ("repeat", "rope", "norm", "format") + (("qkv",) if source.layout == word.name else ())
                 word = word.with_(**{key: source.word.options[key] for key in kept if key in source.word.options})
             norm = "centred" if config.norm == "layernorm" else "direct"
-            word = word.with_(repeat="no", rope="interleaved", norm=norm, format="zarr")
+            rope = "half" if config.family == "gpt_neox" else "interleaved"
+            word = word.with_(repeat="no", rope=rope, norm=norm, format="zarr")
+            mha = mha and config.family != "glam"
             if word.options.get("bias") == "pax" and (not mha or source.word.options.get("qkv") == "split"):
                 word = Word(word.name, {**word.options, "bias": "pax_split"})  # they stay as they are in the source
             if word.name == "pax":
@@ -88,6 +91,13 @@ def table_of(word: Word, config: ModelConfig) -> Table:
         case "native":
             return native.table(config)
     rope = options.get("rope", "interleaved")
+    if word.name == "te" and config.family not in ("llama", "gpt"):
+        raise CannotHold(
+            f"the te layout cannot hold a {config.family} model: Transformer Engine's layer has no "
+            "parallel residual, no partial rotary embedding and no experts in Pax"
+        )
+    if config.family == "mixtral":
+        raise CannotHold("the pax layout cannot hold a mixtral model: praxis' experts drop tokens over their capacity")
     given: dict[str, Any] = {
         "repeat": options["repeat"] == "yes",
         "qkv": options["qkv"],
@@ -95,7 +105,7 @@ def table_of(word: Word, config: ModelConfig) -> Table:
         "norm": options["norm"],
     }
     if word.name == "pax":
-        return pax.table(config, **given)
+        return pax_table(config, **given)
     return te.table(config, **given, gate=options.get("gate", "act_first"), bias=options["bias"], ln=options["ln"])
 
 

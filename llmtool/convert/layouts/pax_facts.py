@@ -14,14 +14,19 @@ _LAYER = re.compile(
 _TE = "transformerlayer.cld."
 Get = Callable[[str], tuple[int, ...] | None]
 _UNKNOWN = {
-    "ff_layer.gate": "mixture-of-experts layers (GLaM)",
     "self_attention.per_dim_scale.per_dim_scale": "a learned query scale per dimension (per_dim_scale)",
-    "self_attention.relative_bias.wrb": "relative position biases",
 }
 
 
 def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[str, str], Facts]:
     """(layout name, the layout's keys that the files show, facts of the model). Works for ``pax`` and ``te``."""
+    try:
+        return _facts(tensors, where)
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise BadCheckpoint(f"{where}: arrays have Pax's names, but not the shapes of a model ({error})") from error
+
+
+def _facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[str, str], Facts]:
     layers: dict[int, dict[str, tuple[int, ...]]] = {}
     repeats: set[bool] = set()
     for key, spec in tensors.items():
@@ -63,7 +68,12 @@ def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[
         facts["d_model"], facts["vocab_size"] = softmax
     facts["family"] = "llama" if facts["norm"] == "rmsnorm" else "gpt"
     options = {"repeat": "yes" if repeat else "no"}
-    (_te_layer if te else _pax_layer)(get, facts, options)
+    if shared := outer("softmax.embedding.w"):
+        facts["vocab_size"], facts["d_model"] = shared
+        inner = [{n: s[1:] if repeat else s for n, s in layers[j].items()} for j in range(len(layers))]
+        _glam_layers(inner, facts, options)
+    else:
+        (_te_layer if te else _pax_layer)(get, facts, options)
     return "te" if te else "pax", options, facts
 
 
@@ -83,6 +93,30 @@ def _pax_layer(get: Get, facts: Facts, options: dict[str, str]) -> None:
     facts["qkv_bias"] = any(get(f"{attn}{name}.b") for name in ("combined_qkv", "query"))
     facts["attn_out_bias"] = get(f"{attn}post.b") is not None
     facts["mlp_bias"] = get(f"{ffn}ffn_layer1.bias.b") is not None
+
+
+def _glam_layers(layers: list[dict[str, tuple[int, ...]]], facts: Facts, options: dict[str, str]) -> None:
+    """GLaM: some layers of each block have experts, the others a gated feed-forward."""
+    experts = ["ff_layer.gate" in layer for layer in layers]
+    period = facts.get("block_period") or next(
+        k for k in range(1, len(experts) + 1) if len(experts) % k == 0 and experts == experts[:k] * (len(experts) // k)
+    )
+    facts["block_period"], facts["moe_layers_in_block"] = period, tuple(j for j in range(period) if experts[j])
+    facts["family"], facts["n_kv_heads"] = "glam", None
+    options["qkv"] = "split"
+    for layer in layers:
+        if bias := layer.get("self_attention.relative_bias.wrb"):
+            facts["n_heads"], facts["relative_buckets"] = bias
+            facts["head_dim"] = layer["self_attention.query.w"][1] // bias[0]
+            facts["n_kv_heads"] = layer["self_attention.key.w"][1] // facts["head_dim"]
+        if gate := layer.get("ff_layer.gate"):
+            facts["n_experts"] = gate[1]
+            facts["expert_d_ff"] = layer["ff_layer.wi_0"][2]
+            facts["experts_gated"] = "ff_layer.wi_gate_0" in layer
+        if up := layer.get("ff_layer.ffn_layer1.linear.w"):
+            facts["d_ff"], facts["gated"] = up[1], "ff_layer.ffn_layer1_gate.linear.w" in layer
+    if facts["n_kv_heads"] is None or "d_ff" not in facts:
+        raise CannotHold("a GLaM without relative position biases or without a dense layer: no layout table holds it")
 
 
 def _te_layer(get: Get, facts: Facts, options: dict[str, str]) -> None:

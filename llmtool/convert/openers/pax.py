@@ -7,8 +7,9 @@ from typing import Any
 from llmtool.convert.checkpoint import Checkpoint
 from llmtool.convert.facts import Facts, resolve
 from llmtool.convert.layout_word import Word, parse_word
-from llmtool.convert.layouts import pax, te
+from llmtool.convert.layouts import te
 from llmtool.convert.layouts.pax_facts import pax_facts, te_widths
+from llmtool.convert.layouts.pax_glam import pax_table
 from llmtool.convert.manifest import Manifest, read_manifest
 from llmtool.convert.pax_folder import PaxFolder, find_step
 from llmtool.convert.row import Table
@@ -18,6 +19,23 @@ from llmtool.errors import Contradiction, MissingFact, UnknownLayout
 from llmtool.model_config import ModelConfig
 
 LLAMA_ROPE = "the LLaMA configs of praxis and saxml turn pairs side by side (say pax:rope=half for the others)"
+
+# What the configs of each family have in common and no array shows.
+ASSUMED: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"activation": "silu", "position": "rope"},
+    "gpt": {"activation": "gelu_tanh"},
+    "gpt_neox": {"activation": "gelu"},
+    "glam": {
+        "activation": "gelu_tanh",
+        "expert_activation": "relu",
+        "position": "t5",
+        "experts_per_token": 2,
+        "relative_max_distance": 128,
+        "extra_softmax_logit": True,
+        "scale_query": False,
+        "scale_logits": True,
+    },
+}
 
 
 def open_pax(
@@ -30,10 +48,13 @@ def open_pax(
         raise UnknownLayout(f"{path}: holds {name} layers, but --from says {word.name}")
     manifest = read_manifest(folder.root)
     shown["format"] = folder.format
+    if found["family"] == "gpt" and any(
+        known is not None and known.family == "gpt_neox" for known in (told, manifest.model if manifest else None)
+    ):
+        found["family"] = "gpt_neox"  # the same variables: only a config tells
     options, notes = _options(name, shown, word, manifest, found, str(path))
     if name == "te":
         found |= _heads(source, found, told, expected, manifest, str(path))
-    llama = found["family"] == "llama"
     facts = resolve(
         str(folder.state),
         found,
@@ -41,8 +62,8 @@ def open_pax(
         expected=expected,
         recorded=manifest.model if manifest else None,
         assumed={
-            "activation": ("silu" if llama else "gelu_tanh", f"what Pax's {'LLaMA' if llama else 'GPT'} configs use"),
-            "position": ("rope" if llama else None, "what Pax's LLaMA configs use"),
+            fact: (value, f"what Pax's {found['family']} configs use")
+            for fact, value in ASSUMED[found["family"]].items()
         },
     )
     if facts.facts.get("position") == "rope" and "rope" not in {**(word.options if word else {})} and manifest is None:
@@ -86,7 +107,7 @@ def _options(
                 if word is not None and word.options.get(key, recorded.options[key]) != recorded.options[key]:
                     notes.append(f"{key}={word.options[key]} was asked for; the manifest says {recorded.options[key]}")
                 options.setdefault(key, recorded.options[key])
-    options.setdefault("rope", "interleaved")
+    options.setdefault("rope", "half" if found["family"] == "gpt_neox" else "interleaved")
     options.setdefault("norm", "centred" if found["norm"] == "layernorm" else "direct")
     return options, notes
 
@@ -134,7 +155,7 @@ def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: st
         "norm": options["norm"],
     }
     if name == "pax":
-        return pax.table(config, **given)
+        return pax_table(config, **given)
     if config.gated and "gate" not in options:
         raise MissingFact(
             f"{where}: a gated Transformer Engine folder without a manifest does not say which half of mlp.wi_kernel "
