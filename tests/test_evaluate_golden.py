@@ -80,7 +80,8 @@ def praxis_rows(name: str, root: Path) -> tuple[dict[str, np.ndarray], np.ndarra
         arrays = dict(file.items())
     logits = arrays["out.logits"].astype(np.float64)
     logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    rows = [(row, np.flatnonzero(arrays["in.weights"][row])) for row in np.flatnonzero(arrays["in.eval_sample_weights"])]
+    real = np.flatnonzero(arrays["in.eval_sample_weights"])
+    rows = [(int(row), np.flatnonzero(arrays["in.weights"][row])) for row in real]
     return arrays, logprobs, rows
 
 
