@@ -23,6 +23,8 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version) (once; about a minute and 2 GB)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
+	@# TE's pure wheel, whose modules the tests run, lies apart: importable, it would look like a broken TE to peft.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/te-wheel 'transformer-engine>=2'
 	@touch $@
 
 venv: $(STAMP)  ## Make the environment; later runs use it until pyproject.toml changes

@@ -21,6 +21,10 @@ from llmtool.convert.stores.base import Source, TensorSpec
 from llmtool.errors import MissingFact, PlanError
 from llmtool.model_config import ModelConfig
 
+SIZES = (
+    "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "family", "norm", "gated", "tied",
+)  # fmt: skip
+
 
 @dataclass
 class Checkpoint:
@@ -60,8 +64,9 @@ class Checkpoint:
     def known_config(self) -> ModelConfig:
         """The config, or MissingFact naming the sizes that are unknown."""
         if self.config is None:
+            sizes = [name for name in self.missing_facts if self.facts.get(name) is None and name in SIZES]
             raise MissingFact(
-                f"{self.path}: the {self.layout} layout does not tell {', '.join(self.missing_facts)}; give "
+                f"{self.path}: the {self.layout} layout does not tell {', '.join(sizes)}; give "
                 "--model-config FILE|PRESET (a config.json, a params.json or a preset's name)"
                 + (", or --num-of-head and --head-dim" if self.layout == "te" else "")
             )

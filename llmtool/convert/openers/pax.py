@@ -68,6 +68,8 @@ def open_pax(
     )
     if facts.facts.get("position") == "rope" and "rope" not in {**(word.options if word else {})} and manifest is None:
         notes.append(f"rope=interleaved assumed: {LLAMA_ROPE}")
+    if facts.facts.get("position") not in ("rope", None):
+        del options["rope"]  # nothing to order
     keys = list(source.tensors)
     moments = sum(".m.params." in key or ".v.params." in key for key in keys if key.startswith("opt_states"))
     counts = sum(key.startswith("opt_states") for key in keys) - moments
@@ -151,7 +153,7 @@ def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: st
     given: dict[str, Any] = {
         "repeat": options["repeat"] == "yes",
         "qkv": options["qkv"],
-        "rope": options["rope"],
+        "rope": options.get("rope", "interleaved"),
         "norm": options["norm"],
     }
     if name == "pax":
