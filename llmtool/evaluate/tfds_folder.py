@@ -31,31 +31,30 @@ def read_tfds(folder: Path, task: Task) -> tuple[Iterator[tuple[str, dict[str, A
     splits = [entry.get("name") for entry in info.get("splits", []) if isinstance(entry, dict)]
     if split not in splits:
         raise BadData(f"{root}: {name} has no split {split!r}, which {task} is measured on; it has {splits}")
+    source = f"{root} (tfds {name} {info.get('version')}, {split})"
+    return _rows(root, form, split), source
+
+
+def _rows(root: Path, form: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 
+    where = f"{root}, {split}"
     try:
         builder = tfds.builder_from_directory(root)
+        shards = [_inside(Path(file), root) for file in builder.info.splits[split].filepaths]
         if form == "tfrecord":
-            shards = [Path(file) for file in builder.info.splits[split].filepaths]
             decode = builder.info.features.deserialize_example_np
-            rows: Any = (decode(record) for shard in shards for record in _records(_inside(shard, root)))
+            rows = (decode(record) for shard in shards for record in _records(shard))
         else:
             rows = builder.as_data_source(split)
-    except BadData:
-        raise
-    except Exception as error:  # tfds and the record readers raise what they like
-        raise BadData(f"{root}: tfds cannot open it as {form}: {type(error).__name__}: {error}") from error
-    source = f"{root} (tfds {name} {info.get('version')}, {split})"
-    return _rows(rows, f"{root}, {split}"), source
-
-
-def _rows(rows: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    try:
         for number, row in enumerate(rows):
             yield f"{where} {number}", {key: _plain(key, row[key]) for key in row if key in _KEPT}
+    except BadData:
+        raise
     except UnicodeDecodeError as error:
-        raise BadData(f"{where} {number}: not UTF-8 (byte {error.start})") from error
+        raise BadData(f"{where}: not UTF-8: {error.object[:60]!r}") from error
+    except Exception as error:  # tfds and the record readers raise what they like
+        raise BadData(f"{where}: tfds cannot read it as {form}: {type(error).__name__}: {error}") from error
 
 
 def _plain(key: str, value: Any) -> Any:
