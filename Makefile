@@ -13,7 +13,7 @@ WORKERS ?= auto
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow lint types format clean
+.PHONY: help venv demo matrix test test-slow lint types format clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
@@ -31,6 +31,9 @@ venv: $(STAMP)  ## Make the environment; later runs use it until pyproject.toml 
 
 demo: $(STAMP)  ## Carry a real model through every layout and back, and prove that nothing changed
 	@$(BIN)/python convert/demo.py
+
+matrix: $(STAMP)  ## Every foreign sample into every layout and back, as a table
+	@$(BIN)/python -m tests.oracles
 
 test: $(STAMP)  ## The fast tests
 	@$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' -q

@@ -1,4 +1,4 @@
-"""The foreign samples as cases, and the any-to-any matrix over them: ``python tests/oracles.py`` prints it.
+"""The foreign samples as cases, and the any-to-any matrix over them: ``make matrix`` prints it.
 
 Every sample converts to every layout that can hold its model, and back, without a bit changed; what a layout cannot
 hold is refused by name.
