@@ -62,8 +62,8 @@ def fetch(task: Task, folder: str | Path | None = None, *, quiet: bool = False,
     if published.member:
         data = _member(data, published)
     if (found := sha256(data)) != published.sha256:
-        raise BadData(f"{published.url}: not the published file: SHA-256 {found}, expected {published.sha256}; nothing "
-                      "was kept")
+        raise BadData(f"{published.url}: not the published file, or not all of it: SHA-256 {found}, expected "
+                      f"{published.sha256}; nothing was kept")
     _write(path, data)
     return path
 
