@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,17 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(LlmtoolError, match="pip install datasets"):
         load_lambada("EleutherAI/lambada_openai")
+
+
+# ── the samples that come with the project ───────────────────────────────────────────────────────────────────────────
+
+def test_samples(root: Path) -> None:
+    lambada = load_lambada(root / "evaluate" / "samples" / "lambada.jsonl")
+    boolq = load_boolq(root / "evaluate" / "samples" / "boolq.jsonl")
+    assert (len(set(lambada.items)), lambada.variant, lambada.notes) == (40, "openai", ())
+    assert all(re.fullmatch("[a-z]+", item.text.split(" ")[-1]) for item in lambada.items)
+    assert (len(set(boolq.items)), boolq.variant, boolq.counts) == (40, "google", {"titles_put_first": 40})
+    assert 15 <= sum(item.answer for item in boolq.items) <= 25
 
 
 # ── the real files ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -43,7 +43,7 @@ def server() -> Iterator[tuple[str, dict[str, bytes]]]:
         def log_message(self, *args: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{httpd.server_port}/", files
         httpd.shutdown()
