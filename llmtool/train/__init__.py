@@ -1,0 +1,1 @@
+"""Training: ``fit`` and the presets of runs."""
