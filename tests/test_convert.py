@@ -540,3 +540,24 @@ def test_inspect_tells_what_is_odd_from_headers_alone(tmp_path):
         told = checkpoint.describe()
     assert told["missing_facts"] == ["norm_eps", "rope_theta"] and told["left_out"]["optimizer moments"] == 42
     assert told["parameters"] == 4944 and told["bytes"] == 4 * 4944
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("kind", ["file", "pipe", "link to nothing", "link to a folder"])
+def test_what_is_no_folder_is_never_replaced(kind, overwrite, tmp_path):
+    """A device such as /dev/null is of this kind: renaming a folder over it would break the machine."""
+    target = tmp_path / "target"
+    match kind:
+        case "file":
+            target.write_text("mine")
+        case "pipe":
+            os.mkfifo(target)
+        case "link to nothing":
+            target.symlink_to(tmp_path / "nowhere")
+        case _:
+            (tmp_path / "folder").mkdir()
+            target.symlink_to(tmp_path / "folder")
+    before = target.lstat()
+    with pytest.raises(BadTarget, match="expected a folder or nothing"):
+        convert_checkpoint(LLAMA, target, to="hf", overwrite=overwrite)
+    assert target.lstat().st_ino == before.st_ino and not list(tmp_path.glob(".target*"))

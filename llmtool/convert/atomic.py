@@ -21,7 +21,7 @@ def check_target(target: Path, sources: list[Path], *, overwrite: bool, needed: 
         other = source.resolve()
         if real == other or other in real.parents or real in other.parents:
             problems.append(f"the target {target} and {source} are one folder or lie in each other")
-    if target.is_symlink() or target.is_file():
+    if target.is_symlink() or (target.exists() and not target.is_dir()):  # a device, a socket or a pipe is no folder
         problems.append(f"{target} is a {'link' if target.is_symlink() else 'file'}; expected a folder or nothing")
     elif target.is_dir() and any(target.iterdir()):
         if not overwrite:
@@ -62,6 +62,8 @@ def new_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
     old = target.absolute().parent / (temporary.name + ".old")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise BadTarget(f"{target}: became a file while the output was written; it is left alone")
     if overwrite and target.exists():
         os.rename(target, old)
     try:
