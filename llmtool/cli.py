@@ -17,9 +17,11 @@ from llmtool.commands.completion import PROGRAM, VARIABLE, completion
 from llmtool.commands.convert import convert
 from llmtool.commands.data import data
 from llmtool.commands.diff import diff
+from llmtool.commands.evaluate import evaluate
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
 from llmtool.commands.show import printable
+from llmtool.commands.verify import verify
 from llmtool.errors import LlmtoolError
 
 
@@ -33,7 +35,7 @@ def cli() -> None:
     """Move LLM checkpoints between Meta, Hugging Face, Pax and Transformer Engine, and prove that nothing was lost."""
 
 
-for command in (completion, convert, data, diff, inspect, layouts):
+for command in (completion, convert, data, diff, evaluate, inspect, layouts, verify):
     cli.add_command(command)
 
 

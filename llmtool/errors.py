@@ -42,6 +42,10 @@ class BadTarget(LlmtoolError):
     """The output path cannot be written as asked."""
 
 
+class OutOfMemory(LlmtoolError):
+    """A batch does not fit on the devices."""
+
+
 class MissingExtra(LlmtoolError):
     """An optional dependency is not installed."""
 

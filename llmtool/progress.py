@@ -7,29 +7,32 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 SECONDS_BETWEEN_LINES = 10.0
+Unit = Literal["bytes", "items"]
 
 
 class Progress(Protocol):
     """What a job calls as it goes on."""
 
-    def advance(self, nbytes: int, what: str = "") -> None:
-        """``nbytes`` more are done; ``what`` is being worked on."""
+    def advance(self, n: int, what: str = "") -> None:
+        """``n`` more bytes (or items) are done; ``what`` is being worked on."""
         ...
 
 
 @contextmanager
-def progress(title: str, total_bytes: int | None = None, *, quiet: bool = False) -> Iterator[Progress]:
-    """Show the progress of the block. Without ``total_bytes`` there is a rate, but no share and no time left."""
+def progress(
+    title: str, total: int | None = None, *, quiet: bool = False, unit: Unit = "bytes"
+) -> Iterator[Progress]:
+    """Show the progress of the block. Without a ``total`` there is a rate, but no share and no time left."""
     if quiet:
         yield _Silence()
     elif sys.stderr.isatty():
-        with _bar(title, total_bytes) as bar:
+        with _bar(title, total, unit) as bar:
             yield bar
     else:
-        lines = _Lines(title, total_bytes)
+        lines = _Lines(title, total, unit)
         yield lines
         lines.finish()
 
@@ -63,52 +66,65 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def _amount(n: float, unit: Unit) -> str:
+    if unit == "bytes":
+        return human_bytes(n)
+    return f"{n:,.0f} items" if n >= 100 or n == int(n) else f"{n:.3g} items"
+
+
 class _Silence:
-    def advance(self, nbytes: int, what: str = "") -> None:
+    def advance(self, n: int, what: str = "") -> None:
         """Say nothing."""
 
 
 class _Lines:
     """Plain lines for files and pipes: one every few seconds, one at the end."""
 
-    def __init__(self, title: str, total: int | None):
-        self.title, self.total, self.done = title, total, 0
+    def __init__(self, title: str, total: int | None, unit: Unit):
+        self.title, self.total, self.unit, self.done = title, total, unit, 0
         self.start = self.last = time.monotonic()
 
-    def advance(self, nbytes: int, what: str = "") -> None:
-        self.done += nbytes
+    def advance(self, n: int, what: str = "") -> None:
+        self.done += n
         now = time.monotonic()
         if now - self.last >= SECONDS_BETWEEN_LINES:
             self.last = now
             rate = self.done / (now - self.start)
-            line = f"{self.title}: {human_bytes(self.done)}"
+            line = f"{self.title}: {_amount(self.done, self.unit)}"
             if self.total:
-                line += f" of {human_bytes(self.total)} ({self.done / self.total:.0%})"
-            line += f", {human_bytes(rate)}/s"
+                line += f" of {_amount(self.total, self.unit)} ({self.done / self.total:.0%})"
+            line += f", {_amount(rate, self.unit)}/s"
             if self.total and rate:
                 line += f", {human_seconds(max(0, self.total - self.done) / rate)} left"
             print(line + (f": {what}" if what else ""), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         seconds = time.monotonic() - self.start
-        rate = human_bytes(self.done / max(seconds, 1e-3))
-        line = f"{self.title}: {human_bytes(self.done)} in {human_seconds(seconds)} ({rate}/s)"
+        rate = _amount(self.done / max(seconds, 1e-3), self.unit)
+        line = f"{self.title}: {_amount(self.done, self.unit)} in {human_seconds(seconds)} ({rate}/s)"
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _bar(title: str, total: int | None) -> Iterator[Progress]:
+def _bar(title: str, total: int | None, unit: Unit) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn(), TextColumn("{task.fields[what]}", style="dim"))
+    class Amounts(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            whole = f" of {_amount(task.total, unit)}" if task.total else ""
+            rate = f", {_amount(task.speed, unit)}/s" if task.speed else ""
+            return Text(_amount(task.completed, unit) + whole + rate)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), Amounts(), TimeRemainingColumn(),
+               TextColumn("{task.fields[what]}", style="dim"))
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=total, what="")
 
         class Bar:
-            def advance(self, nbytes: int, what: str = "") -> None:
-                bars.update(task, advance=nbytes, what=what)
+            def advance(self, n: int, what: str = "") -> None:
+                bars.update(task, advance=n, what=what)
 
         yield Bar()

@@ -37,11 +37,15 @@ class _Command(click.Command):
 @step_option
 @click.option("--weight-only", is_flag=True, help="Leave optimizer state behind.")
 @click.option("--overwrite", is_flag=True, help="Replace a target that is there; only once the new one is complete.")
+@click.option("--verify", is_flag=True,
+              help="At the end run both in float32 and compare their logits, as `llmtool verify` does; exit status 1 "
+                   "where they differ.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and every problem; read no weight, write nothing.")
 @json_option
 @quiet_option
 @nvidia_flags.options
-def convert(**options: Any) -> None:
+@click.pass_context
+def convert(ctx: click.Context, **options: Any) -> None:
     """Convert the checkpoint SRC into the folder DST.
 
     \b
@@ -51,7 +55,7 @@ def convert(**options: Any) -> None:
 
     Nothing is guessed in silence: a needed fact that neither the files nor you state is an error that names it.
     """
-    _convert(job_of(options), options)
+    ctx.exit(0 if _convert(job_of(options), options) else 1)
 
 
 def job_of(options: dict[str, Any]) -> Job:
@@ -68,14 +72,18 @@ def job_of(options: dict[str, Any]) -> Job:
     return Job(source, target, options["from_word"], to_word)
 
 
-def _convert(job: Job, options: dict[str, Any]) -> None:
-    from llmtool.commands.show import print_json, print_report
+def _convert(job: Job, options: dict[str, Any]) -> bool:
+    """Do it; whether what was written computes the same, as far as anyone asked."""
+    from llmtool.commands.show import print_json, print_report, print_verification
     from llmtool.convert import convert_checkpoint, open_checkpoint
     from llmtool.progress import progress
 
     facts: dict[str, Any] = {name: options[name] for name in ("model_config", "step")} | {"expected": job.expected}
     choices = {name: options[name] for name in ("dtype", "weight_only", "overwrite", "dry_run")}
     quiet, total = options["quiet"] or options["dry_run"], None
+    verify = options["verify"] and not options["dry_run"]
+    if verify:
+        _check_can_run(job, facts)
     if not quiet:
         with open_checkpoint(job.source, layout=job.from_word, **facts) as source:
             total = source.describe()["bytes"]
@@ -84,7 +92,33 @@ def _convert(job: Job, options: dict[str, Any]) -> None:
             job.source, job.target, to=job.to_word, from_=job.from_word, **facts, **choices,
             progress=lambda what, nbytes: shown.advance(nbytes, what),
         )
+    found = _verify(job, report.to_word, facts, options) if verify else None
     if options["as_json"]:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "verified": found})
     else:
         print_report(report)
+        if found is not None:
+            print_verification(found)
+    return found is None or found["equal"]
+
+
+def _check_can_run(job: Job, facts: dict[str, Any]) -> None:
+    """Ask before hours of conversion for the facts that the comparison at its end will need."""
+    from llmtool.evaluate.loading import Model
+
+    with Model.open(job.source, layout=job.from_word, **facts):
+        pass
+
+
+def _verify(job: Job, to_word: str, facts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    from llmtool.commands.stages import Stages
+    from llmtool.convert.converting import SHORT_DTYPES
+    from llmtool.evaluate import verify_checkpoints
+
+    dtype = options["dtype"]
+    with Stages(options["quiet"]) as told:
+        found = verify_checkpoints(
+            job.source, job.target, layout_a=job.from_word, layout_b=to_word, **facts,
+            cast=SHORT_DTYPES.get(dtype, dtype), progress=told,
+        )
+    return found.to_json()

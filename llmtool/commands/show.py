@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from llmtool.convert.converting import Report
+    from llmtool.evaluate.evaluator import Report as Evaluation
 
 DIFFERENCES_SHOWN = 10
 PIPE_WIDTH = 160  # columns where stdout is no terminal
@@ -108,6 +109,39 @@ def print_diff(found: dict[str, Any]) -> None:
                   f"largest difference {gap}{within}")
 
 
+def print_evaluation(report: "Evaluation") -> None:
+    """What an evaluation found."""
+    console, table, m = _console(), _table(show_header=False), report.metrics
+    rate = report.n_scored / report.seconds if report.seconds else 0.0
+    told = [("accuracy", m.accuracy, m.accuracy_stderr, ".4f"),
+            ("perplexity", m.perplexity, m.perplexity_stderr, ".4g")]
+    for name, value in (
+        ("task", f"{report.task}, {report.dataset} ({report.source})"),
+        ("data hash", report.dataset_sha),
+        ("protocol", f"{report.protocol}, contexts {'begin with' if m.bos else 'without'} BOS"),
+        ("items", f"{m.n:,}, {m.truncated:,} truncated, {m.ties:,} ties"),
+        *((name, _measured(value, error, form)) for name, value, error, form in told if value is not None),
+        ("time", f"{human_seconds(report.seconds)} for {report.n_scored:,} items ({rate:.3g} items/s)"),
+    ):
+        table.add_row(name, printable(value))
+    console.print(table)
+    _print_lines(console, "note: ", report.notes)
+
+
+def print_verification(found: dict[str, Any]) -> None:
+    """How the logits of two checkpoints differ."""
+    console, table = _console(), _table("logits of", "against", "largest |Δ|", "largest KL", "same likeliest id")
+    for name in ("a", "b"):
+        console.print(printable(f"{name.upper()}: {found[name]}"))
+    for row in found["comparisons"]:
+        gap, kl = ("not finite" if row[key] is None else f"{row[key]:.2e}" for key in ("max_abs_diff", "kl"))
+        table.add_row(row["a"], row["b"], gap, kl, f"{row['top1_agreement']:.2%}")
+    console.print(table)
+    _print_lines(console, "note: ", found["notes"])
+    console.print(f"{'the same' if found['equal'] else 'not the same'}: {found['positions']} positions, "
+                  f"tolerance {found['tolerance']:g}")
+
+
 def print_layouts(layouts: list[dict[str, Any]]) -> None:
     """Every layout with its keys; a key's default stands first."""
     table = _table("layout", "key", "values", "default", "meaning")
@@ -147,6 +181,10 @@ def _model_line(config: dict[str, Any], parameters: int | None) -> str:
     facts = (config.get("family"), f"{config['n_layers']} layers" if "n_layers" in config else None,
              f"width {config['d_model']}" if "d_model" in config else None, size)
     return ", ".join(filter(None, facts))
+
+
+def _measured(value: float, error: float | None, form: str) -> str:
+    return format(value, form) + (f" ± {error:{form}}" if error is not None else "")
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_plain(self, text: str) -> list[int]:
         """The ids of ``text`` with no special token added."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """How the tokenizer itself spells each id, spaces marked its own way; for people to read."""
+        return [str(i) for i in ids]
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` with the special tokens that this tokenizer adds of itself."""

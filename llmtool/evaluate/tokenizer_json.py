@@ -1,5 +1,6 @@
 """Tokenizers of the ``tokenizers`` library: ``tokenizer.json``, and GPT-2's older pair of vocabulary and merges."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmtool.convert.sidecars.json_file import parse_json
@@ -46,6 +47,9 @@ class JsonTokenizer(Tokenizer):
 
     def encode_plain(self, text: str) -> list[int]:
         return self.inner.encode(text, add_special_tokens=False).ids
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.inner.id_to_token(i) or "" for i in ids]
 
     def encode(self, text: str) -> list[int]:
         return self.inner.encode(text, add_special_tokens=self._frames(text)).ids

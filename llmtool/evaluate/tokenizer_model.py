@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Sequence
 
 from llmtool.convert.sidecars.json_file import Fields, parse_json
 from llmtool.errors import BadCheckpoint
@@ -43,6 +44,9 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_plain(self, text: str) -> list[int]:
         return self.inner.encode(text)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.inner.id_to_piece(i) for i in ids]
+
 
 class Llama3Tokenizer(Tokenizer):
     """Llama 3's ranks, 256 special tokens after them. Adds ``<|begin_of_text|>``; reads special tokens in a text."""
@@ -60,6 +64,9 @@ class Llama3Tokenizer(Tokenizer):
 
     def encode_plain(self, text: str) -> list[int]:
         return self.inner.encode(text, allowed_special="all")
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.inner.decode_single_token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 
 
 def _ranks(data: bytes, where: str) -> dict[bytes, int]:

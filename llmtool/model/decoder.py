@@ -95,8 +95,13 @@ class Decoder(Part):
         ids_BT: jax.Array,
         positions_BT: jax.Array | None = None,
         segment_ids_BT: jax.Array | None = None,
+        branches_BT: jax.Array | None = None,
     ) -> jax.Array:
-        """The stream after the last norm, [B, T, D] in the compute dtype: what :meth:`logits` reads."""
+        """The stream after the last norm, [B, T, D] in the compute dtype: what :meth:`logits` reads.
+
+        ``branches_BT`` lets several continuations of one text share a row: the text is branch 0, which all see; a
+        continuation sees the text and itself. Their positions must then be given.
+        """
         config, n_tokens = self.config, ids_BT.shape[1]
         if positions_BT is None:
             plain_1T = jnp.arange(n_tokens)[None]
@@ -109,7 +114,8 @@ class Decoder(Part):
         elif config.position == "sinusoidal":
             x_BTD = x_BTD + sinusoids(positions_BT, config.d_model, self.compute.wide).astype(x_BTD.dtype)
         with _full_products(self.compute.dtype):
-            x_BTD, _ = self.layers(self.shard(x_BTD, "BTD"), self._context(n_tokens, positions_BT, segment_ids_BT))
+            context = self._context(n_tokens, positions_BT, segment_ids_BT, branches_BT)
+            x_BTD, _ = self.layers(self.shard(x_BTD, "BTD"), context)
         return self.norm(x_BTD)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
@@ -121,12 +127,21 @@ class Decoder(Part):
                 return self.shard(product("BTD,VD->BTV", x_BTD, self.embed, self.compute.wide), "BTV")
             return self.unembed(x_BTD, "D", self.compute.wide)
 
-    def _context(self, n_tokens: int, positions_BT: jax.Array, segment_ids_BT: jax.Array | None) -> Context:
+    def _context(
+        self,
+        n_tokens: int,
+        positions_BT: jax.Array,
+        segment_ids_BT: jax.Array | None,
+        branches_BT: jax.Array | None,
+    ) -> Context:
         config = self.config
         causal_BTS = jnp.tril(jnp.ones((1, n_tokens, n_tokens), bool))
         mask_BTS = causal_BTS if config.extra_softmax_logit else None
         if segment_ids_BT is not None:
             mask_BTS = causal_BTS & (segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :])
+        if branches_BT is not None:
+            seen_BTS = (branches_BT[:, None, :] == 0) | (branches_BT[:, :, None] == branches_BT[:, None, :])
+            mask_BTS = seen_BTS & (causal_BTS if mask_BTS is None else mask_BTS)
         buckets = config.relative_buckets
         return Context(
             rope=rope_angles(config, positions_BT, self.compute.wide) if config.position == "rope" else None,
