@@ -442,6 +442,7 @@ def test_a_full_folder_is_kept_unless_told_and_never_if_it_is_no_checkpoint(tmp_
     assert not (tmp_path / "out" / "config.json").exists() and (tmp_path / "out" / "params.json").exists()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("three years")
+    (tmp_path / "home" / "config.json").write_text("{}")  # a name that is not a checkpoint's alone
     with pytest.raises(BadTarget, match="no checkpoint"):
         convert_checkpoint(LLAMA, tmp_path / "home", to="hf", overwrite=True)
     assert (tmp_path / "home" / "thesis.txt").read_text() == "three years"

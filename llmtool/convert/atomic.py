@@ -9,7 +9,10 @@ from pathlib import Path
 
 from llmtool.errors import BadTarget
 
-MARKS = ("llmtool-manifest.json", "config.json", "params.json", "model.json", "checkpoints", "consolidated.00.pth")
+MARKS = (  # what a folder that --overwrite may replace holds: our manifest, or weights under the names of a layout
+    "llmtool-manifest.json", "*.safetensors", "pytorch_model*.bin", "consolidated*.pth", "checkpoints/checkpoint_*",
+    "mdl_vars.*", "state/mdl_vars.*", "params/*/.zarray",
+)  # fmt: skip
 
 
 def check_target(target: Path, sources: list[Path], *, overwrite: bool, needed: int) -> list[str]:
@@ -37,11 +40,7 @@ def check_target(target: Path, sources: list[Path], *, overwrite: bool, needed: 
 
 
 def _looks_like_a_checkpoint(folder: Path) -> bool:
-    return (
-        any((folder / mark).exists() for mark in MARKS)
-        or any(folder.glob("mdl_vars.*"))
-        or any(folder.glob("consolidated*.pth"))
-    )
+    return any(any(folder.glob(mark)) for mark in MARKS)
 
 
 @contextmanager
