@@ -5,9 +5,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmtool.convert import convert_checkpoint, diff_checkpoints
+from llmtool.convert.casting import cast_into
+from llmtool.convert.stores.base import DTYPES
 from llmtool.errors import BadTarget, LlmtoolError
 from tests.oracles import ORACLE
 
@@ -77,3 +80,22 @@ def test_what_was_there_comes_back_when_the_last_step_fails(tmp_path, monkeypatc
         convert_checkpoint(LLAMA, tmp_path / "out", to="pax", overwrite=True)
     assert diff_checkpoints(LLAMA, tmp_path / "out").equal
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# values
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_cast_from_float64_rounds_once(dtype):
+    """Between any two neighbours, a hair above the middle goes up and a hair below goes down; float32 sees no hair."""
+    bits = np.dtype(f"u{DTYPES[dtype].itemsize}")
+    with np.errstate(invalid="ignore"):
+        grid = np.arange(1 << 8 * bits.itemsize, dtype=np.uint32).astype(bits).view(DTYPES[dtype]).astype(np.float64)
+    grid = np.unique(grid[np.isfinite(grid)])
+    middle = (grid[1:] + grid[:-1]) / 2
+    out = np.empty((2, len(middle)), DTYPES[dtype])
+    cast_into(out, np.stack([np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]))
+    assert np.array_equal(out.astype(np.float64), np.stack([grid[1:], grid[:-1]]))
+    odd = np.array([np.nan, np.inf, -0.0, 1e300])
+    cast_into(odd_out := np.empty(4, DTYPES[dtype]), odd)
+    assert np.isnan(odd_out[0]) and np.signbit(odd_out[2]) and not np.isfinite(odd_out[3])
