@@ -16,7 +16,8 @@ class OptimizerConfig:
 
     ``kind``: "pax" is praxis' Adam (bias correction folded into the decays, optional per-tensor cap of the update's RMS
     before decay); "adamw" is torch's and ColossalAI's. ``clip_norm`` is the global gradient norm (None: no clipping);
-    a step whose gradients are not finite is skipped and counted.
+    a step whose gradients are not finite is skipped and counted. ``cap_qkv_together``: for the cap, q, k and v of a
+    layer are one tensor, which is how Pax stores them when each query head has its own key head.
     """
 
     kind: Literal["pax", "adamw"] = "adamw"
@@ -28,14 +29,15 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     clip_norm: float | None = 1.0
     update_rms_cap: float | None = None
+    cap_qkv_together: bool = False
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate's factor over optimizer steps (0-based count of updates done).
 
-    "pax": 0 at the first update, linear to 1 at ``warmup_steps``, held until ``decay_start``, cosine to ``min_ratio`` at
-    ``decay_end``. "cosine": ``(step + 1) / warmup_steps`` up to 1, then cosine to ``min_ratio`` at the last step
+    "pax": 0 at the first update, linear to 1 at ``warmup_steps``, held until ``decay_start``, cosine to ``min_ratio``
+    at ``decay_end``. "cosine": ``(step + 1) / warmup_steps`` up to 1, then cosine to ``min_ratio`` at the last step
     (ColossalAI). "constant": 1, after a linear warm-up if there is one.
     """
 
