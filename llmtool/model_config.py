@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from llmtool.errors import Contradiction, MissingFact
 
+MOST_PARTS = 1 << 17  # layers times experts
 Family = Literal["llama", "gpt", "gpt_neox", "mixtral", "glam"]
 Norm = Literal["rmsnorm", "layernorm"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -76,10 +77,14 @@ class ModelConfig:
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff"):
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "block_period"):
             value = getattr(self, name)
             if not isinstance(value, int) or value <= 0:
                 raise Contradiction(f"model config: {name} is {value!r}; expected a positive whole number")
+        if self.n_layers * max(1, self.n_experts) > MOST_PARTS:  # each is listed by name
+            raise Contradiction(
+                f"model config: {self.n_layers} layers of {self.n_experts} experts; at most {MOST_PARTS} make a model"
+            )
         if self.n_heads % self.n_kv_heads:
             raise Contradiction(
                 f"model config: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
@@ -128,5 +133,7 @@ class ModelConfig:
                 if isinstance(values.get(name), list):
                     values[name] = tuple(values[name])
             return cls(**values)
+        except Contradiction as error:
+            raise Contradiction(f"{where}: {error}") from error
         except TypeError as error:
             raise Contradiction(f"{where}: not a model config: {error}") from error

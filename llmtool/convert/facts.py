@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmtool.convert.sidecars.json_file import model_of
 from llmtool.errors import Contradiction
 from llmtool.model_config import ModelConfig
 
@@ -63,7 +64,7 @@ def resolve(
             notes.append(f"{name} is not in the files; took {value}: {why}")
     missing = [name for name in _REQUIRED if name not in facts and name != "position"]
     facts.setdefault("position", None)
-    config = None if missing else ModelConfig(**facts)
+    config = None if missing else model_of(facts, where)
     optional = {"norm_eps": True, "rope_theta": facts.get("position") == "rope", "activation": True, "position": True}
     missing += [name for name, needed in optional.items() if needed and facts.get(name) is None]
     return Resolved(config, facts, missing, notes)
