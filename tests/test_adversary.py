@@ -3,15 +3,17 @@
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmtool.convert import convert_checkpoint, diff_checkpoints
+from llmtool.convert import convert_checkpoint, diff_checkpoints, open_checkpoint
 from llmtool.convert.casting import cast_into
+from llmtool.convert.manifest import NAME
 from llmtool.convert.stores.base import DTYPES
-from llmtool.errors import BadTarget, LlmtoolError
+from llmtool.errors import BadTarget, Contradiction, LlmtoolError
 from tests.oracles import ORACLE
 
 LLAMA, PAX = ORACLE / "hf_llama_gqa", ORACLE / "pax_llama_gqa"
@@ -99,3 +101,79 @@ def test_a_cast_from_float64_rounds_once(dtype):
     odd = np.array([np.nan, np.inf, -0.0, 1e300])
     cast_into(odd_out := np.empty(4, DTYPES[dtype]), odd)
     assert np.isnan(odd_out[0]) and np.signbit(odd_out[2]) and not np.isfinite(odd_out[3])
+
+
+# manifests that lie, are stale, or belong to another checkpoint
+
+
+def test_a_manifest_of_another_checkpoint_tells_nothing(tmp_path):
+    """Beside a folder whose facts hang on it, it is refused; beside a config.json it is passed over with a note."""
+    convert_checkpoint(ORACLE / "hf_llama_mha_tied", tmp_path / "other", to="pax:rope=half")
+    folder = copied("pax_llama_gqa", tmp_path / "pax")
+    shutil.copy(tmp_path / "other" / NAME, folder)
+    with pytest.raises(Contradiction, match=f"{NAME}: tells of another checkpoint.*--from"):
+        open_checkpoint(folder)
+    for to in ("hf", "meta", "native"):
+        convert_checkpoint(LLAMA, tmp_path / to, to=to)
+        shutil.copy(tmp_path / "other" / NAME, tmp_path / to)
+        with open_checkpoint(tmp_path / to) as checkpoint:
+            assert checkpoint.manifest is None and any("another checkpoint" in note for note in checkpoint.notes)
+        assert diff_checkpoints(LLAMA, tmp_path / to).equal
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_scales_trained_since_in_float32_are_not_rounded_back(tmp_path, changed):
+    """A manifest says that bfloat16 scales were widened for Pax. What was trained since stays float32."""
+    source = convert_checkpoint(ORACLE / "hf_gpt2", tmp_path / "bf16", to="hf", dtype="bf16").target
+    convert_checkpoint(source, tmp_path / "pax", to="pax")
+    scale = next((tmp_path / "pax").rglob("mdl_vars.params.lm.final_ln.scale")) / "0"
+    trained = np.frombuffer(scale.read_bytes(), np.float32) + np.float32(changed * 1e-4)
+    scale.write_bytes(trained.tobytes())
+    report = convert_checkpoint(tmp_path / "pax", tmp_path / "hf", to="hf")
+    assert report.dtypes.get("float32", 0) == changed
+    assert any("changed since the manifest" in note for note in report.notes) == changed
+    assert diff_checkpoints(tmp_path / "pax", tmp_path / "hf").equal
+    assert diff_checkpoints(source, tmp_path / "hf").equal != changed
+
+
+LIES = {
+    "model": [{"n_experts": "x"}, {"block_period": 0}, {"block_period": -2}, {"norm": "batchnorm"}, {"activation": 7},
+              {"norm_eps": "1e-5"}, {"rope_theta": True}, {"family": ["llama"]}, {"n_experts": 1 << 17}],
+    "step": ["x", -3, 1 << 80, 1.5, True],
+    "layout": ["pax:rope=zzz", 5, "nonsense"],
+    "tensors": [[], {"a": 5}, {"a[x]": {"shape": []}}, {"a": {"shape": 3}}],
+    "restore": [[], {"norm.scale": "int8"}, {"norm.scale": []}],
+    "remainders": ["../../etc/passwd", 7],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key, lie", [(key, lie) for key, lies in LIES.items() for lie in lies])
+def test_a_manifest_that_lies_is_one_message_that_names_it(tmp_path, key, lie):
+    convert_checkpoint(LLAMA, tmp_path / "pax", to="pax")
+    path = tmp_path / "pax" / NAME
+    model = json.loads(path.read_text())["model"]
+    edited(path, **{key: model | lie if key == "model" else lie})
+    with pytest.raises(LlmtoolError, match=NAME):
+        convert_checkpoint(tmp_path / "pax", tmp_path / "hf", to="hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_small_files_cannot_ask_for_more_parts_than_memory_holds(tmp_path):
+    """Every layer and expert is listed by name, so their number is bounded wherever it comes from."""
+    convert_checkpoint(LLAMA, tmp_path / "native", to="native")
+    experts = {"n_layers": 1 << 16, "n_experts": 1 << 16, "moe_layers_in_block": [0], "expert_d_ff": 4}
+    edited(tmp_path / "native" / "model.json", **experts)
+    shutil.copytree(ORACLE / "hf_mixtral", tmp_path / "hf")
+    edited(tmp_path / "hf" / "config.json", num_hidden_layers=1 << 16, num_local_experts=1 << 16)
+    stacked = copied("pax_llama_gqa_repeat", tmp_path / "pax")
+    for folder in (path.parent for path in stacked.rglob(".zarray") if ".repeat." in path.parent.name):
+        data = json.loads((folder / ".zarray").read_text())
+        shape = [1 << 20, *[1] * (len(data["shape"]) - 1)]
+        for chunk in folder.glob("[0-9]*"):
+            chunk.unlink()
+        (folder / ".".join("0" * len(shape))).write_bytes(zlib.compress(bytes(4 << 20)))
+        edited(folder / ".zarray", shape=shape, chunks=shape, dtype="<f4", compressor={"id": "zlib"})
+    shutil.rmtree(next(stacked.rglob("metadata")))
+    for name in ("native", "hf", "pax"):
+        with pytest.raises(LlmtoolError, match=f"{name}.*at most"):
+            open_checkpoint(tmp_path / name)

@@ -14,7 +14,7 @@ from llmtool import params
 from llmtool.convert.carry import read_weight
 from llmtool.convert.facts import Facts
 from llmtool.convert.layout_word import Word
-from llmtool.convert.manifest import Manifest, unchanged_remainders
+from llmtool.convert.manifest import Manifest, unchanged
 from llmtool.convert.plan import check_source
 from llmtool.convert.row import Bound, Table
 from llmtool.convert.stores.base import Source, TensorSpec
@@ -79,8 +79,18 @@ class Checkpoint:
 
     @cached_property
     def restore(self) -> dict[str, np.dtype]:
-        """Weight name -> the dtype that it had before an earlier conversion widened it."""
-        return dict(self.manifest.restore) if self.manifest else {}
+        """Weight name -> the dtype that it had before an earlier conversion widened it, if it has not changed since."""
+        if self.manifest is None or not self.manifest.restore:
+            return {}
+        before = self.manifest.restore
+        slots = {b.slot: b for b in self.table.bind(self.known_config()) if before.keys() & set(b.names.values())}
+        same = unchanged(self.manifest, self.source, {slot: (b.key, b.index) for slot, b in slots.items()})
+        if len(same) < len(slots):
+            self.notes.append(
+                f"{len(slots) - len(same)} norm scales changed since the manifest was written; they stay as they are "
+                "stored, not as the manifest says they were"
+            )
+        return {name: before[name] for slot in same for name in slots[slot].names.values() if name in before}
 
     @cached_property
     def bounds(self) -> list[Bound]:
@@ -95,10 +105,16 @@ class Checkpoint:
         """Slot -> what rounding took from it in an earlier conversion, where the array is still the same."""
         if self.manifest is None or not self.manifest.remainders:
             return {}
-        slots = {bound.slot: (bound.key, bound.index) for bound in self.bounds}
-        kept, notes = unchanged_remainders(self.manifest, self.source, slots)
-        self.notes += notes
-        return kept
+        rests = self.manifest.remainders
+        slots = {bound.slot: (bound.key, bound.index) for bound in self.bounds if bound.slot in rests}
+        same = unchanged(self.manifest, self.source, slots)
+        same = {slot for slot in same if list(rests[slot].shape) == self.manifest.tensors[slot]["shape"]}
+        if changed := [slot for slot in slots if slot not in same]:
+            self.notes.append(
+                f"{len(changed)} arrays changed since the manifest was written (first: {changed[0]}); "
+                "their recorded rounding remainders are not used"
+            )
+        return {slot: rests[slot] for slot in slots if slot in same}
 
     @cached_property
     def _givers(self) -> dict[str, tuple[Bound, ...]]:

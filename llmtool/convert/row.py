@@ -17,7 +17,7 @@ from llmtool import axes, params
 from llmtool.model_config import ModelConfig
 
 JOIN = "J"
-_INDEX = re.compile(r"^(?P<key>.*?)(?:\[(?P<index>[^\]]*)\])?$")
+_INDEX = re.compile(r"(?P<key>.*?)(?:\[(?P<index>[^\]]*)\])?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ class Bound:
         return self.key + (f"[{','.join(map(str, self.index))}]" if self.index else "")
 
 
+def slot_key(slot: str) -> tuple[str, tuple[int, ...]]:
+    """``"key[3,0]"`` -> ``("key", (3, 0))``: the inverse of :attr:`Bound.slot`."""
+    match = _INDEX.fullmatch(slot)
+    assert match is not None
+    return match["key"], tuple(int(n) for n in match["index"].split(",")) if match["index"] else ()
+
+
 @dataclass(frozen=True)
 class Table:
     """A layout's rows for one model, and the order in which it keeps the features that rope turns."""
@@ -126,10 +133,7 @@ def _bind(row: Row, config: ModelConfig, present: Iterable[str], layer: int | No
         names = {template: template.format(**facts) for template in row.parts}
         held = [name in present for name in names.values()]
         if all(held):
-            match = _INDEX.match(row.slot.format(**facts))
-            assert match is not None
-            index = tuple(int(n) for n in match["index"].split(",")) if match["index"] else ()
-            yield Bound(row, match["key"], index, names)
+            yield Bound(row, *slot_key(row.slot.format(**facts)), names)
         else:
             assert not any(held), f"{row.slot} holds weights of which this model has only some: {names}"
 

@@ -8,7 +8,7 @@ from llmtool.convert.checkpoint import Checkpoint
 from llmtool.convert.facts import resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import hf
-from llmtool.convert.manifest import read_manifest
+from llmtool.convert.manifest import manifest_of
 from llmtool.convert.row import StoredShapes
 from llmtool.convert.sidecars.hf_config import config_from_hf
 from llmtool.convert.sidecars.json_file import read_json
@@ -62,7 +62,7 @@ def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[
         config=config,
         root=root,
         build_table=lambda config: hf.table(config, prefix),
-        manifest=read_manifest(root),
+        manifest=manifest_of(root, source.tensors, notes),
         sidecar=data,
         missing_facts=facts.missing,
         notes=notes + facts.notes,

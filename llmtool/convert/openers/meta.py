@@ -8,7 +8,7 @@ from llmtool.convert.checkpoint import Checkpoint
 from llmtool.convert.facts import resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import meta
-from llmtool.convert.manifest import read_manifest
+from llmtool.convert.manifest import manifest_of
 from llmtool.convert.row import StoredShapes
 from llmtool.convert.sidecars.json_file import read_json
 from llmtool.convert.sidecars.meta_params import config_from_params
@@ -47,9 +47,9 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         raise BadCheckpoint(
             f"{path}: {EMBEDDING} and {UP} are not two matrices of a Meta checkpoint: {error}"
         ) from error
-    manifest = read_manifest(path)
     found: dict[str, Any] = {}
     notes: list[str] = []
+    manifest = manifest_of(path, source.tensors, notes)
     if data is not None:
         found = {**vars(config_from_params(data, str(params_path), d_ff=d_ff, vocab_size=vocab_size, notes=notes))}
         found["tied"] = None

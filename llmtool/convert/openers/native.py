@@ -8,7 +8,7 @@ from llmtool.convert.checkpoint import Checkpoint
 from llmtool.convert.facts import resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import native
-from llmtool.convert.manifest import read_manifest
+from llmtool.convert.manifest import manifest_of
 from llmtool.convert.model_config_file import load_model_config
 from llmtool.convert.stores.zarr import ZarrSource
 from llmtool.model_config import ModelConfig
@@ -24,18 +24,19 @@ def recognises(path: Path) -> bool:
 def open_native(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
     """Headers and facts of a native checkpoint."""
     found = vars(load_model_config(str(path / MODEL)))
-    manifest = read_manifest(path)
+    source, notes = ZarrSource(path / PARAMS), list[str]()
+    manifest = manifest_of(path, source.tensors, notes)
     facts = resolve(str(path / MODEL), found, told=told, expected=expected)
     return Checkpoint(
         path=path,
         word=word,
-        source=ZarrSource(path / PARAMS),
+        source=source,
         facts=facts.facts,
         config=facts.config,
         root=path,
         build_table=native.table,
         manifest=manifest,
         missing_facts=facts.missing,
-        notes=facts.notes,
+        notes=notes + facts.notes,
         step=manifest.step if manifest else None,
     )

@@ -10,7 +10,7 @@ from llmtool.convert.layout_word import Word, parse_word
 from llmtool.convert.layouts import te
 from llmtool.convert.layouts.pax_facts import pax_facts, te_widths
 from llmtool.convert.layouts.pax_glam import pax_table
-from llmtool.convert.manifest import Manifest, read_manifest
+from llmtool.convert.manifest import Manifest, manifest_of
 from llmtool.convert.pax_folder import PaxFolder, find_step
 from llmtool.convert.row import Table
 from llmtool.convert.stores.base import Source
@@ -46,7 +46,7 @@ def open_pax(
     name, shown, found = pax_facts(source.tensors, str(folder.state))
     if word is not None and word.name != name:
         raise UnknownLayout(f"{path}: holds {name} layers, but --from says {word.name}")
-    manifest = read_manifest(folder.root)
+    manifest = manifest_of(folder.root, source.tensors)
     shown["format"] = folder.format
     if found["family"] == "gpt" and any(
         known is not None and known.family == "gpt_neox" for known in (told, manifest.model if manifest else None)
