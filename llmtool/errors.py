@@ -26,6 +26,10 @@ class UnknownPreset(LlmtoolError):
     """A name that should be a preset, or a path to a file, is neither."""
 
 
+class BadRun(LlmtoolError):
+    """A choice of a training run is not one we know, not of its type, or impossible."""
+
+
 class MissingFact(LlmtoolError):
     """A fact that the conversion needs is neither in the files nor given by the user."""
 
@@ -67,3 +71,7 @@ class PlanError(Problems):
 
 class BadItems(BadData, Problems):
     """Items of a data set are not what the task needs."""
+
+
+class BadChoices(BadRun, Problems):
+    """Choices of a training run are impossible, alone or beside one another."""

@@ -1,7 +1,7 @@
 """Published models by name: their facts and where each number comes from.
 
 The numbers of Llama and Mistral are those of their makers' params.json and config.json; those of ``gpt-126m``,
-``gpt-5b`` and ``gpt-175b`` are the Pax presets for GPUs (paxml ``contrib/gpu/scripts_gpu/configs.py``).
+``gpt-5b``, ``gpt-175b`` and of GLaM are the Pax presets for GPUs (paxml ``contrib/gpu/scripts_gpu/configs.py``).
 """
 
 import difflib
@@ -57,6 +57,17 @@ def _gpt2(d_model: int, n_layers: int, n_heads: int) -> ModelConfig:
     return _gpt(50257, d_model, n_layers, n_heads, 1024, bos=50256, eos=50256, pad=None)
 
 
+def _glam(d_model: int, n_layers: int, n_heads: int, context: int) -> ModelConfig:
+    """Every second layer, the first included, has 64 experts without a gate; the others a gated feed-forward."""
+    return ModelConfig(
+        family="glam", vocab_size=50304, d_model=d_model, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=d_model // n_heads, d_ff=4 * d_model, norm="rmsnorm", gated=True, position="t5", tied=True,
+        norm_eps=1e-6, activation="gelu_tanh", max_positions=context, n_experts=64, experts_per_token=2,
+        expert_d_ff=4 * d_model, expert_activation="relu", block_period=2, moe_layers_in_block=(0,),
+        relative_buckets=32, relative_max_distance=128, extra_softmax_logit=True, scale_query=False, scale_logits=True,
+        bos_id=0, eos_id=1, pad_id=0)
+
+
 _LLAMA1 = "Meta's params.json (norm_eps included); width by Meta's rule; context from the LLaMA paper"
 _LLAMA1_30B = "the LLaMA paper's sizes; norm_eps as in the 7B and 13B releases, not checked against the file"
 _LLAMA2 = "Meta's params.json; width by Meta's rule; context from the Llama 2 paper"
@@ -64,6 +75,7 @@ _LLAMA3 = "Meta's params.json; ids from its tokenizer; context from its model ca
 _LLAMA31 = "Meta's params.json; rope factor 8 as in Meta's code; context from its model card"
 _LLAMA32 = "config.json of the Hugging Face release: rope factor 32, tied (Meta's code says 8 and ships a copy)"
 _PAX = "paxml contrib/gpu/scripts_gpu/configs.py, class {}; token ids of its C4 SentencePiece model"
+_PAX_GLAM = _PAX + "; layers as praxis' glam.py builds them"
 _HUB = "config.json of the Hugging Face release"
 
 MODELS: Mapping[str, ModelFacts] = {
@@ -95,6 +107,9 @@ MODELS: Mapping[str, ModelFacts] = {
     "gpt-126m": ModelFacts(_pax_gpt(50304, 768, 12, 12), _PAX.format("GPT126MBase")),
     "gpt-5b": ModelFacts(_pax_gpt(50304, 4096, 24, 32), _PAX.format("GPT5BBase")),
     "gpt-175b": ModelFacts(_pax_gpt(50257, 12288, 96, 96), _PAX.format("GPT175BBase")),
+    "glam-126m-64e": ModelFacts(_glam(768, 12, 12, 2048), _PAX_GLAM.format("GLaM126M64EBase")),
+    "glam-64b-64e": ModelFacts(_glam(8192, 64, 64, 2048),
+                               _PAX_GLAM.format("GLaM64B64EBase") + "; context by NVIDIA's page, the class says 1024"),
 }
 
 
