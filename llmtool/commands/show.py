@@ -3,10 +3,13 @@
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import zip_longest
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llmtool.commands.options import KINDS
 from llmtool.progress import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     from llmtool.evaluate.evaluator import Report as Evaluation
 
 DIFFERENCES_SHOWN = 10
-PIPE_WIDTH = 160  # columns where stdout is no terminal
+PIPE_WIDTH = 1000  # columns where stdout is no terminal: a row is a line there, whatever its length
+TEXT_WIDTH = 100  # of running text, where there is room for it
 _Rest = TypeVar("_Rest", bound=Hashable)
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
@@ -45,10 +49,10 @@ def print_report(report: "Report") -> None:
         ("model", _model_line(report.model.to_json(), report.parameters)),
         ("dtypes", _counts(report.dtypes)),
         ("written", written),
-        ("sidecars", ", ".join(report.files) or "none"),
+        ("side files", ", ".join(report.files) or "none"),
     ):
         table.add_row(name if name != "written" or not report.dry_run else "to write", printable(value))
-    console.print(table)
+    _print_table(console, table)
     if report.dry_run:
         console.print()
         for text, _, count in fold((line, None) for line in report.plan):
@@ -72,11 +76,11 @@ def print_description(description: dict[str, Any], *, every: bool) -> None:
         ("model", _model_line(description["config"], description["parameters"])),
         ("dtypes", _counts(description["dtypes"])),
         ("size", f"{human_bytes(description['bytes'])} in {len(tensors)} arrays"),
-        ("left out", _counts(description["left_out"]) or "nothing"),
+        ("besides", _counts(description["left_out"]) or "nothing"),
         ("not told", ", ".join(description["missing_facts"]) or "nothing that is needed"),
     ):
         table.add_row(name, printable(value))
-    console.print(table)
+    _print_table(console, table)
     _print_lines(console, "odd: ", description["odd"])
     facts = _table("fact", "value")
     for name, value in description["config"].items():
@@ -87,7 +91,7 @@ def print_description(description: dict[str, Any], *, every: bool) -> None:
         listing.add_row(printable(name) + (f"  ({count} arrays)" if count > 1 else ""), *beside)
     for block in (facts, listing):
         console.print()
-        console.print(block)
+        _print_table(console, block)
 
 
 def print_diff(found: dict[str, Any]) -> None:
@@ -97,13 +101,15 @@ def print_diff(found: dict[str, Any]) -> None:
     for title, rows in (
         (f"only in {found['a']}", found["missing"]),
         (f"only in {found['b']}", found["extra"]),
-        ("differs", [_pairs(row) for row in found["mismatched"]]),
-        ("stored as another dtype", [_pairs(row) for row in found["dtypes"]]),
+        ("differs", [_difference(row) for row in found["mismatched"]]),
     ):
         _print_lines(console, f"{title}: ", rows[:DIFFERENCES_SHOWN])
         if len(rows) > DIFFERENCES_SHOWN:
             console.print(printable(f"{title}: and {len(rows) - DIFFERENCES_SHOWN} more"))
-    gap = "not finite" if found["max_abs_diff"] is None else f"{found['max_abs_diff']:g}"
+    for (dtype_a, dtype_b), n in Counter((row["dtype_a"], row["dtype_b"]) for row in found["dtypes"]).items():
+        weights = "1 weight is" if n == 1 else f"{n} weights are"
+        console.print(printable(f"dtype: {weights} {dtype_a} in {found['a']} and {dtype_b} in {found['b']}"))
+    gap = _finite(found["max_abs_diff"])
     within = f" (tolerance {found['tolerance']:g})" if found["tolerance"] else ""
     console.print(f"{'equal' if found['equal'] else 'different'}: {found['weights']} weights compared, "
                   f"largest difference {gap}{within}")
@@ -124,7 +130,7 @@ def print_evaluation(report: "Evaluation") -> None:
         ("time", f"{human_seconds(report.seconds)} for {report.n_scored:,} items ({rate:.3g} items/s)"),
     ):
         table.add_row(name, printable(value))
-    console.print(table)
+    _print_table(console, table)
     _print_lines(console, "note: ", report.notes)
 
 
@@ -136,22 +142,24 @@ def print_verification(found: dict[str, Any]) -> None:
     for row in found["comparisons"]:
         gap, kl = ("not finite" if row[key] is None else f"{row[key]:.2e}" for key in ("max_abs_diff", "kl"))
         table.add_row(row["a"], row["b"], gap, kl, f"{row['top1_agreement']:.2%}")
-    console.print(table)
+    _print_table(console, table)
     _print_lines(console, "note: ", found["notes"])
     console.print(f"{'the same' if found['equal'] else 'not the same'}: {found['positions']} positions, "
                   f"tolerance {found['tolerance']:g}")
 
 
 def print_layouts(layouts: list[dict[str, Any]]) -> None:
-    """Every layout with its keys; a key's default stands first."""
-    table = _table("layout", "key", "values", "default", "meaning")
+    """Every layout with its keys, as they are written; then the default and the meaning."""
+    console = _console()
+    width = min(TEXT_WIDTH, console.width)
     for layout in layouts:
-        access = "read and write" if layout["write"] else "read"
-        table.add_row(layout["name"], "", access, "", layout["help"], style="bold")
+        console.print(f"{layout['name']}: {layout['help']}", style="bold")
         for key, spec in layout["keys"].items():
-            table.add_row("", key, " | ".join(spec["values"]), spec["default"], spec["help"])
-        table.add_section()
-    _console().print(table)
+            values = "|".join(value.upper() if value in KINDS else value for value in spec["values"])
+            for text, indent in ((f"{key}={values}  [default: {spec['default']}]", "  "), (spec["help"], " " * 6)):
+                console.print(fill(text, width, initial_indent=indent, subsequent_indent=" " * 6,
+                                   break_long_words=False, break_on_hyphens=False))
+        console.print()
 
 
 def fold(rows: Iterable[tuple[str, _Rest]]) -> Iterator[tuple[str, _Rest, int]]:
@@ -191,13 +199,27 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} ({n})" for name, n in counts.items())
 
 
-def _pairs(row: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in row.items())
+def _difference(row: dict[str, Any]) -> str:
+    if "shape_a" in row:
+        return f"{row['weight']}: shape {row['shape_a']} against {row['shape_b']}"
+    return (f"{row['weight']}: {row['values_differing']:,} of {row['values']:,} values, "
+            f"by up to {_finite(row['max_abs_diff'])}")
+
+
+def _finite(gap: float | None) -> str:
+    return "not finite" if gap is None else f"{gap:g}"
 
 
 def _print_lines(console: "Console", prefix: str, lines: Iterable[str]) -> None:
     for line in lines:
         console.print(printable(prefix + line))
+
+
+def _print_table(console: "Console", table: "Table") -> None:
+    with console.capture() as drawn:
+        console.print(table)
+    for line in drawn.get().splitlines():  # drawn as a block: without the blanks that fill its last column
+        print(line.rstrip())
 
 
 def _console() -> "Console":
@@ -210,7 +232,9 @@ def _table(*columns: str, show_header: bool = True) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(*columns, box=box.SIMPLE_HEAD if show_header else None, show_header=show_header, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD if show_header else None, show_header=show_header, show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # a name is never cut
     if not show_header:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
