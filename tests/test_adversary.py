@@ -13,7 +13,7 @@ from llmtool.convert import convert_checkpoint, diff_checkpoints, open_checkpoin
 from llmtool.convert.casting import cast_into
 from llmtool.convert.manifest import NAME
 from llmtool.convert.stores.base import DTYPES
-from llmtool.errors import BadTarget, Contradiction, LlmtoolError
+from llmtool.errors import BadCheckpoint, BadTarget, Contradiction, LlmtoolError
 from tests.oracles import ORACLE
 
 LLAMA, PAX = ORACLE / "hf_llama_gqa", ORACLE / "pax_llama_gqa"
@@ -177,3 +177,62 @@ def test_small_files_cannot_ask_for_more_parts_than_memory_holds(tmp_path):
     for name in ("native", "hf", "pax"):
         with pytest.raises(LlmtoolError, match=f"{name}.*at most"):
             open_checkpoint(tmp_path / name)
+
+
+# Pax folders
+
+
+def zarr(folder: Path, x: np.ndarray) -> None:
+    """Put another array, in one chunk, where a zarr array is."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+    meta = {"chunks": [max(n, 1) for n in x.shape], "compressor": None, "dtype": x.dtype.str, "fill_value": None,
+            "filters": None, "order": "C", "shape": list(x.shape), "zarr_format": 2}  # fmt: skip
+    (folder / ".zarray").write_text(json.dumps(meta))
+    if x.size:
+        (folder / (".".join("0" * x.ndim) or "0")).write_bytes(x.tobytes())
+
+
+STEPS = (np.int32(-5), np.float32("nan"), np.zeros(0, "i4"), np.zeros(2, "i4"), np.uint64(1 << 63))
+
+
+@pytest.mark.parametrize("value", STEPS)
+def test_a_step_is_one_whole_number(tmp_path, value):
+    folder = copied("pax_llama_gqa_weightsonly", tmp_path / "pax")
+    zarr(next(folder.rglob("step")), np.asarray(value))
+    with pytest.raises(BadCheckpoint, match="training step"):
+        convert_checkpoint(folder, tmp_path / "out", to="te")
+    assert [path.name for path in tmp_path.iterdir()] == ["pax"]
+
+
+def test_one_step_under_two_names_is_not_chosen_by_chance(tmp_path):
+    steps = copied("pax_llama_gqa_weightsonly", tmp_path / "pax") / "checkpoints"
+    shutil.copytree(steps / "checkpoint_00000000", steps / "checkpoint_0")
+    with pytest.raises(BadCheckpoint, match="checkpoint_0 and checkpoint_00000000 are the same step"):
+        open_checkpoint(tmp_path / "pax")
+
+
+SIZED = {
+    "pax_llama_gqa_weightsonly": ("softmax.logits_ffn.linear.w", "x_layers_0.self_attention.query.w",
+                                  "x_layers_0.self_attention.key.w", "x_layers_0.ff_layer.ffn_layer1.linear.w"),
+    "pax_llama_mha": ("x_layers_0.self_attention.combined_qkv.w",),
+    "pax_llama_gqa_repeat": ("x_layers_0.self_attention.query.w", "x_layers_0.layer_norm.scale"),
+    "pax_gpt": ("position_emb.emb_var",),
+    "pax_glam": ("softmax.embedding.w", "x_layers_0.self_attention.relative_bias.wrb", "x_layers_0.ff_layer.gate"),
+    "nv_llama_gqa_te": ("attention.out.kernel", "attention.kv.kernel", "mlp.wi_kernel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, key", [(name, key) for name, keys in SIZED.items() for key in keys])
+def test_arrays_of_any_shape_are_answered_with_a_message(tmp_path, name, key):
+    """Sizes are read off shapes that anybody may have written."""
+    folder = copied(name, tmp_path / "pax")
+    for metadata in folder.rglob("metadata"):
+        shutil.rmtree(metadata, ignore_errors=True)
+    array = next(path for path in sorted(folder.rglob(f"mdl_vars*{key}")))
+    word, heads = ("te:gate=linear_first", {"n_heads": 4}) if name.startswith("nv") else (None, None)
+    for shape in ((), (5,), (1, 0), (3, 3), (0, 0, 0), (2, 2, 2, 2, 2)):
+        zarr(array, np.zeros(shape, np.float32))
+        with pytest.raises(LlmtoolError, match=str(folder)):
+            convert_checkpoint(folder, tmp_path / "out", to="pax", from_=word, expected=heads)
+    assert not (tmp_path / "out").exists()

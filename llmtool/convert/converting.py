@@ -22,7 +22,7 @@ from llmtool.convert.plan import Plan, make_plan
 from llmtool.convert.sidecars.tokenizer_files import copy_sidecars, sidecar_files
 from llmtool.convert.stores.base import DTYPES
 from llmtool.convert.stores.zarr import ZarrSource
-from llmtool.errors import BadTarget, LlmtoolError, PlanError, UnknownLayout
+from llmtool.errors import BadCheckpoint, BadTarget, LlmtoolError, PlanError, UnknownLayout
 from llmtool.model_config import ModelConfig
 
 SHORT_DTYPES = {
@@ -255,7 +255,12 @@ def _step(checkpoint: Checkpoint) -> tuple[int, np.dtype]:
     """The training step and its dtype: of a Pax source, recorded in a manifest, or 0 (uint32, as paxml's trainer)."""
     if "step" in checkpoint.tensors and checkpoint.layout in ("pax", "te"):
         value = checkpoint.source.read("step")
-        return int(value.reshape(-1)[0]), value.dtype
+        if value.dtype.kind not in "iu" or value.size != 1 or not 0 <= (step := int(value.reshape(())[()])) < 1 << 63:
+            raise BadCheckpoint(
+                f"{checkpoint.source.where('step')}: holds {value.reshape(-1)[:3]!s} as {value.dtype}; expected one "
+                "whole number from 0 up, the training step"
+            )
+        return step, value.dtype
     recorded = checkpoint.manifest.step if checkpoint.manifest else None
     return recorded if isinstance(recorded, int) and 0 <= recorded < 1 << 32 else 0, np.dtype(np.uint32)
 

@@ -40,8 +40,10 @@ def holds_arrays(folder: Path) -> bool:
 def _steps(folder: Path) -> dict[int, Path]:
     found = {}
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and (match := _STEP.fullmatch(entry.name)):
-            found[int(match[1])] = entry
+        if not _is_step(entry) or (match := _STEP.fullmatch(entry.name)) is None:
+            continue
+        if (other := found.setdefault(int(match[1]), entry)) != entry:
+            raise BadCheckpoint(f"{folder}: {other.name} and {entry.name} are the same step; remove one of them")
     return found
 
 
@@ -58,7 +60,7 @@ def find_step(path: Path, step: int | None) -> PaxFolder | None:
             return PaxFolder(path, path, None, None, _metadata(path.parent)[1])
         return PaxFolder(path, path, None, None, {})
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    steps = {n: entry for n, entry in _steps(folder).items() if _is_step(entry)}
+    steps = _steps(folder)
     if not steps:
         return None
     chosen = max(steps) if step is None else step

@@ -18,6 +18,29 @@ _UNKNOWN = {
 }
 
 
+# Dimensions of the arrays that sizes are read from, without the axis of repeats (two numbers: GLaM flattens heads).
+_RANKS = {
+    "embedding_lookup.emb_var": (2,), "position_emb.emb_var": (2,), "softmax.logits_ffn.linear.w": (2,),
+    "softmax.embedding.w": (2,), "self_attention.combined_qkv.w": (4,), "self_attention.query.w": (2, 3),
+    "self_attention.key.w": (2, 3), "self_attention.relative_bias.wrb": (2,), "ff_layer.ffn_layer1.linear.w": (2,),
+    "ff_layer.gate": (2,), "ff_layer.wi_0": (3,), "attention.out.kernel": (2,), "attention.kv.kernel": (3,),
+    "attention.key.kernel": (2,), "mlp.wi_kernel": (3,),
+}  # fmt: skip
+
+
+def _check_ranks(tensors: Mapping[str, TensorSpec], where: str) -> None:
+    for key, spec in tensors.items():
+        match = _LAYER.fullmatch(key)
+        stacked = bool(match and match["repeat"])
+        name = match["rest"].removeprefix(_TE) if match else key.removeprefix(f"{ROOT}.")
+        ranks = [n + stacked for n in _RANKS.get(name, (len(spec.shape) - stacked,))]
+        if len(spec.shape) not in ranks or len(spec.shape) < stacked or (name in _RANKS and not spec.size):
+            expected = " or ".join(map(str, ranks)) if name in _RANKS else "1 or more"
+            raise BadCheckpoint(
+                f"{where}: {key} has shape {list(spec.shape)}; expected {expected} dimensions, none empty"
+            )
+
+
 def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[str, str], Facts]:
     """(layout name, the layout's keys that the files show, facts of the model). Works for ``pax`` and ``te``."""
     try:
@@ -27,6 +50,7 @@ def pax_facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[
 
 
 def _facts(tensors: Mapping[str, TensorSpec], where: str) -> tuple[str, dict[str, str], Facts]:
+    _check_ranks(tensors, where)
     layers: dict[int, dict[str, tuple[int, ...]]] = {}
     repeats: set[bool] = set()
     for key, spec in tensors.items():
