@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmtool import cli
+from tests.tiny_tasks import write_lambada, write_tokenizer
 
 
 def documented(root: Path) -> dict[str, set[str]]:
@@ -32,6 +33,9 @@ def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path:
         printed("convert", source, target, "--to", "te:gate=linear_first"),
         printed("inspect", target),
         printed("diff", source, target),
+        printed("verify", source, target),
+        printed("eval", "lambada", "--ckpt", source, "--data", write_lambada(tmp_path / "lambada.jsonl"),
+                "--tokenizer", write_tokenizer(tmp_path / "tokenizer"), "--mesh", "data=8"),
         printed("layouts"),
         printed("inspect", tmp_path / "nothing", status=2),
     ]

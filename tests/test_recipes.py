@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtool.convert import open_checkpoint
+from tests.test_eval_recipes import EVALUATIONS
 
 FOLDERS = ("convert", "evaluate", "train", "finetune")
 
@@ -31,11 +32,11 @@ SHRUNKEN = {
 def recipes(root: Path) -> set[str]:
     """Everything in the job folders that is not a guide."""
     return {str(path.relative_to(root)) for folder in FOLDERS for path in (root / folder).rglob("*")
-            if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts}
+            if path.is_file() and path.suffix not in (".md", ".jsonl") and "__pycache__" not in path.parts}
 
 
 def test_every_recipe_is_run_by_a_test(root: Path) -> None:
-    assert recipes(root) == {*SHRUNKEN, "convert/demo.py"}
+    assert recipes(root) == {*SHRUNKEN, *EVALUATIONS, "convert/demo.py"}
 
 
 @pytest.mark.parametrize("recipe", SHRUNKEN)

@@ -47,6 +47,8 @@ def score_requests(
     ``dtype`` first, as Pax does. ``on_scored`` is told the scores of each batch by index, the longest batch first.
     Raises :class:`~llmtool.errors.OutOfMemory` with a batch size to try.
     """
+    if not requests:
+        return []
     ways = math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"]) if mesh else 1
     backend = jax.default_backend()
     tokens = batch_tokens or ways * _BATCH_TOKENS[backend]
