@@ -4,8 +4,9 @@ import json
 import random
 from pathlib import Path
 
-TEXT = ("the red boat sank near old harbor and a man told them of it while rain fell on town yes no Question Answer "
-         "is : ?").split()
+_TEXT = """the red boat sank near old harbor and a man told them of it while rain fell on town yes no Question Answer
+is : ?"""
+WORDS = _TEXT.split()
 
 
 def write_tokenizer(folder: Path) -> Path:
