@@ -11,9 +11,10 @@ import pytest
 
 from llmtool.convert import convert_checkpoint, diff_checkpoints, open_checkpoint
 from llmtool.convert.casting import cast_into
+from llmtool.convert.layout_word import parse_word
 from llmtool.convert.manifest import NAME
 from llmtool.convert.stores.base import DTYPES
-from llmtool.errors import BadCheckpoint, BadTarget, Contradiction, LlmtoolError
+from llmtool.errors import BadCheckpoint, BadTarget, Contradiction, LlmtoolError, PlanError, UnknownLayout
 from tests.oracles import ORACLE
 
 LLAMA, PAX = ORACLE / "hf_llama_gqa", ORACLE / "pax_llama_gqa"
@@ -236,3 +237,50 @@ def test_arrays_of_any_shape_are_answered_with_a_message(tmp_path, name, key):
         with pytest.raises(LlmtoolError, match=str(folder)):
             convert_checkpoint(folder, tmp_path / "out", to="pax", from_=word, expected=heads)
     assert not (tmp_path / "out").exists()
+
+
+# layout words
+
+
+@pytest.mark.parametrize("word", ["meta:shards=" + "9" * 5000, "pax:chunk=" + "9" * 5000, "pax:chunk=99999999999999"])
+def test_numbers_of_any_length_are_answered_with_a_short_message(word):
+    with pytest.raises(UnknownLayout, match="expected a whole number from 1 to 2147483647") as raised:
+        parse_word(word)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("name, word, said", [
+    ("meta_llama2_gqa_mp2", "meta:shards=8", "shards is 2, but the layout word says shards=8"),
+    ("meta_llama2_gqa_mp2", "meta:split=vocab", "split is width, but the layout word says split=vocab"),
+    ("meta_llama3_gqa_mp2", "meta:split=width", "split is vocab, but the layout word says split=width"),
+    ("pax_llama_gqa", "pax:format=flat", "format is zarr, but the layout word says format=flat"),
+    ("meta_llama2_gqa_mp2_saxml", "pax:format=bare", "format is zarr, but the layout word says format=bare"),
+])  # fmt: skip
+def test_what_the_files_show_cannot_be_said_otherwise(name, word, said):
+    with pytest.raises(Contradiction, match=said):
+        open_checkpoint(ORACLE / name, layout=word)
+
+
+def test_what_only_a_target_has_is_no_part_of_a_sources_word():
+    for name, word in (("hf_llama_gqa", "hf:shard_size=1KB"), ("pax_llama_gqa", "pax:chunk=8")):
+        with open_checkpoint(ORACLE / name, layout=word) as checkpoint:
+            assert not {"shard_size", "chunk"} & checkpoint.word.options.keys()
+
+
+# Meta
+
+
+@pytest.mark.parametrize("params", [{"model": "llama"}, {"model": []}, {"dim": "16"}, {"dim": None}, {}, {"dim": -16}])
+def test_a_params_json_of_any_shape_is_answered_with_a_message(tmp_path, params):
+    folder = copied("meta_llama2_gqa_mp2", tmp_path / "meta")
+    (folder / "params.json").write_text(json.dumps(params))
+    with pytest.raises(LlmtoolError, match=r"params\.json"):
+        open_checkpoint(folder)
+
+
+def test_every_rank_of_meta_gets_whole_heads(tmp_path):
+    """4 heads and 2 key/value heads: 4 ranks would each hold half a key/value head, which Meta's code cannot load."""
+    for to, said in (("meta:shards=4", "2 key/value heads"), ("meta:shards=8", "4 heads")):
+        with pytest.raises(PlanError, match=f"{said} do not divide into"):
+            convert_checkpoint(LLAMA, tmp_path / "out", to=to)
+    convert_checkpoint(LLAMA, tmp_path / "out", to="meta:shards=2")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmtool.errors import UnknownLayout
+from llmtool.errors import Contradiction, UnknownLayout
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,9 @@ LAYOUTS: Mapping[str, LayoutInfo] = {
 }
 
 
+TARGET_ONLY = ("shard_size", "chunk")  # how much goes into a file: nothing that a source would be asked for
+
+
 @dataclass(frozen=True)
 class Word:
     """A parsed layout word."""
@@ -137,6 +140,14 @@ class Word:
     def with_(self, **options: str) -> "Word":
         """The word with more keys; keys that it has already stay."""
         return Word(self.name, {**options, **self.options})
+
+    def found(self, where: str, **options: str) -> "Word":
+        """The word of a source, with what its files show; a Contradiction where the user said otherwise."""
+        for key, value in options.items():
+            if self.options.get(key, value) != value:
+                raise Contradiction(f"{where}: {key} is {value}, but the layout word says {key}={self.options[key]}")
+        said = {key: value for key, value in self.options.items() if key not in (*options, *TARGET_ONLY)}
+        return Word(self.name, options | said)
 
     def number(self, key: str) -> int | None:
         """A whole-number key, or None when it is not given."""
@@ -165,14 +176,14 @@ def parse_word(text: str) -> Word:
 def _checked(name: str, key: str, value: str) -> str:
     values = LAYOUTS[name].keys[key].values
     if values == ("number",):
-        good = value.isascii() and value.isdigit() and 0 < int(value) < 1 << 31
-        expected = "a whole number above 0"
+        good = value.isascii() and value.isdigit() and len(value) < 11 and 0 < int(value) < 1 << 31
+        expected = f"a whole number from 1 to {(1 << 31) - 1}"
     elif values == ("size",):
         good, expected = parse_size(value) is not None, "a size such as 5GB, 500MB or 1000000"
     else:
         good, expected = value in values, " or ".join(values)
     if not good:
-        raise UnknownLayout(f"{name}:{key}={value}: expected {expected}")
+        raise UnknownLayout(f"{name}:{key}={value[:80]}: expected {expected}")
     return value
 
 

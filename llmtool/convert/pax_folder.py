@@ -38,7 +38,7 @@ def holds_arrays(folder: Path) -> bool:
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    found = {}
+    found: dict[int, Path] = {}
     for entry in sorted(folder.iterdir()):
         if not _is_step(entry) or (match := _STEP.fullmatch(entry.name)) is None:
             continue

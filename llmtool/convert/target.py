@@ -83,6 +83,10 @@ def table_of(word: Word, config: ModelConfig) -> Table:
             f"{word.name}:qkv={options['qkv']} needs as many kv heads as heads; the model has "
             f"{config.n_kv_heads} and {config.n_heads}"
         )
+    if word.name == "meta" and (shards := int(options["shards"])) > 1:  # Meta's code gives every rank whole heads
+        for count, what in ((config.n_heads, "heads"), (config.n_kv_heads, "key/value heads")):
+            if count % shards:
+                raise CannotHold(f"meta:shards={shards} does not fit: {count} {what} do not divide into {shards}")
     match word.name:
         case "hf":
             return hf.table(config)

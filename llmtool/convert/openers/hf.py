@@ -56,7 +56,7 @@ def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[
         notes.append(f"{name} is not named by the index and was not read")
     return Checkpoint(
         path=path,
-        word=word,
+        word=word.found(str(path)),
         source=source,
         facts=facts.facts,
         config=config,

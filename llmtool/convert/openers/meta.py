@@ -10,7 +10,7 @@ from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import meta
 from llmtool.convert.manifest import manifest_of
 from llmtool.convert.row import StoredShapes
-from llmtool.convert.sidecars.json_file import read_json
+from llmtool.convert.sidecars.json_file import Fields, read_json
 from llmtool.convert.sidecars.meta_params import config_from_params
 from llmtool.convert.sidecars.tokenizer_files import vocabulary_size
 from llmtool.convert.stores.absent import AbsentSource
@@ -33,7 +33,12 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     """Headers and params of a Meta checkpoint. The files do not say how ranks split the embedding; its shape does."""
     params_path = path / "params.json"
     data = read_json(params_path) if params_path.is_file() else None
-    dim = data.get("model", data).get("dim") if data is not None else told.d_model if told else None
+    dim = told.d_model if told else None
+    if data is not None:
+        fields = Fields(data, str(params_path))
+        fields = fields.object("model") or fields
+        fields.need("dim")
+        dim = fields.count("dim")
     if dim is None:
         raise MissingFact(f"{path}: no params.json beside the weights; put it there or give --model-config FILE|PRESET")
     if not any(path.glob("consolidated*.pth")):
@@ -61,10 +66,11 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     facts = resolve(
         str(params_path), found, told=told, expected=expected, recorded=manifest.model if manifest else None
     )
-    split = "width" if axes.get(EMBEDDING, 1) == 1 else "vocab"  # one shard: there is nothing to split
+    split = "width" if axes.get(EMBEDDING, 1) == 1 else "vocab"
+    shown = {"split": split} if source.n_shards > 1 else {}  # one shard: there is nothing to split
     return Checkpoint(
         path=path,
-        word=word.with_(shards=str(source.n_shards), split=split),
+        word=word.found(str(path), shards=str(source.n_shards), **shown).with_(split=split),
         source=source,
         facts=facts.facts,
         config=facts.config,

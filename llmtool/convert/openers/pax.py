@@ -97,12 +97,7 @@ def _options(
     name: str, shown: dict[str, str], word: Word | None, manifest: Manifest | None, found: Facts, where: str
 ) -> tuple[dict[str, str], list[str]]:
     """The layout's keys: shown by the arrays, said by the user, recorded by a manifest, or the layout's default."""
-    options, notes = dict(shown), []
-    for key, value in (word.options if word else {}).items():
-        if key == "chunk" or key == "format":
-            continue
-        if options.setdefault(key, value) != value:
-            raise Contradiction(f"{where}: {key} is {options[key]}, but the layout word says {key}={value}")
+    options, notes = dict((word or Word(name)).found(where, **shown).options), []
     if manifest is not None and (recorded := parse_word(manifest.layout)).name == name:
         for key in ("rope", "norm", "gate"):
             if key in recorded.options:
