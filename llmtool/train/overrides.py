@@ -147,7 +147,7 @@ def _parse(text: str, hint: Any, where: str) -> Any:
     """The text of a command line as a value of a type."""
     if _optional(hint) and text.lower() in _NONE:
         return None
-    for choice in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
+    for choice in _choices(hint):
         match choice:
             case type() if choice is bool and text.lower() in ("true", "false"):
                 return text.lower() == "true"
@@ -169,19 +169,15 @@ def _parse(text: str, hint: Any, where: str) -> Any:
 
 def _check(value: Any, hint: Any, where: str) -> Any:
     """``value`` as the field's own type (lists become tuples, tables RopeScaling), or BadRun."""
-    if isinstance(hint, types.UnionType):
-        if value is None and _optional(hint):
-            return None
-        for choice in typing.get_args(hint):
-            if _fits(value, choice):
-                return _check(value, choice, where)
-    elif _fits(value, hint):
-        if dataclasses.is_dataclass(hint):
-            inner = typing.get_type_hints(hint)
+    for choice in _choices(hint):
+        if not _fits(value, choice):
+            continue
+        if dataclasses.is_dataclass(choice):
+            inner = typing.get_type_hints(choice)
             if set(value) != set(inner):
                 raise BadRun(f"{where} has {', '.join(value) or 'nothing'}; expected {', '.join(inner)}")
-            return hint(**{name: _check(value[name], inner[name], f"{where}.{name}") for name in inner})  # type: ignore[operator]
-        return tuple(value) if typing.get_origin(hint) is tuple else float(value) if hint is float else value
+            return choice(**{name: _check(value[name], inner[name], f"{where}.{name}") for name in inner})  # type: ignore[operator]
+        return tuple(value) if typing.get_origin(choice) is tuple else float(value) if choice is float else value
     raise BadRun(f"{where} is {_shown(value)}; expected {_words(hint)}")
 
 
@@ -193,19 +189,26 @@ def _fits(value: Any, hint: Any) -> bool:
             items = typing.get_args(hint)
             return (isinstance(value, list | tuple) and all(_fits(item, items[0]) for item in value)
                     and (items[-1] is Ellipsis or len(value) == len(items)))
+    if hint is types.NoneType:
+        return value is None
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value)
     return isinstance(value, Mapping) if dataclasses.is_dataclass(hint) else type(value) is hint
 
 
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
 def _optional(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
+    return types.NoneType in _choices(hint)
 
 
 def _words(hint: Any) -> str:
     """An annotation as an error message says it."""
-    if isinstance(hint, types.UnionType):
-        return " or ".join(map(_words, typing.get_args(hint)))
+    if len(choices := _choices(hint)) > 1:
+        return " or ".join(map(_words, choices))
     match typing.get_origin(hint):
         case typing.Literal:
             return " or ".join(typing.get_args(hint))
