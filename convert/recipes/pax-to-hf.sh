@@ -11,4 +11,8 @@ MODEL_CONFIG=${MODEL_CONFIG:-Llama-2-7b-hf/config.json}
 STEP=${STEP:-}
 
 llmtool convert "$SRC" "$DST" --to hf --model-config "$MODEL_CONFIG" --weight-only ${STEP:+--step "$STEP"}
+# diff takes the newest step of a job: another is compared by its own folder
+if [[ -n "$STEP" ]]; then
+    SRC=$(find "$SRC" -maxdepth 2 -name "checkpoint_$(printf %08d "$STEP")" -print -quit)
+fi
 llmtool diff "$SRC" "$DST" --model-config "$MODEL_CONFIG"
