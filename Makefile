@@ -32,7 +32,7 @@ venv: $(STAMP)  ## Make the environment; later runs use it until pyproject.toml 
 demo: $(STAMP)  ## Carry a real model through every layout and back, and prove that nothing changed
 	@$(BIN)/python convert/demo.py
 
-matrix: $(STAMP)  ## Every foreign sample into every layout and back, as a table
+matrix: $(STAMP)  ## Every foreign sample into every layout and back, as a table (minutes)
 	@$(BIN)/python -m tests.oracles
 
 test: $(STAMP)  ## The fast tests

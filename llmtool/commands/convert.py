@@ -35,7 +35,7 @@ class _Command(click.Command):
 @click.option("--dtype", type=click.Choice([*DTYPES, *SHORT_DTYPES]), metavar="|".join(DTYPES),
               help="Cast every weight, and count what overflows, underflows or changes. Left out: unchanged.")
 @step_option
-@click.option("--weight-only", is_flag=True, help="Leave optimizer state behind.")
+@click.option("--weight-only", is_flag=True, help="Say nothing of optimizer state, which is left behind so far.")
 @click.option("--overwrite", is_flag=True, help="Replace a target that is there; only once the new one is complete.")
 @click.option("--verify", is_flag=True,
               help="At the end run both in float32 and compare their logits, as `llmtool verify` does; exit status 1 "
