@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmtool.cli import main
 from llmtool.convert import convert_checkpoint, diff_checkpoints, open_checkpoint
 from llmtool.convert.casting import cast_into
 from llmtool.convert.layout_word import parse_word
@@ -284,3 +285,26 @@ def test_every_rank_of_meta_gets_whole_heads(tmp_path):
         with pytest.raises(PlanError, match=f"{said} do not divide into"):
             convert_checkpoint(LLAMA, tmp_path / "out", to=to)
     convert_checkpoint(LLAMA, tmp_path / "out", to="meta:shards=2")
+
+
+# diff
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1e-9])
+def test_no_tolerance_makes_everything_equal(tmp_path, tolerance):
+    with pytest.raises(LlmtoolError, match="expected a finite number"):
+        diff_checkpoints(LLAMA, LLAMA, tolerance=tolerance)
+    for args in (["diff", str(LLAMA), str(LLAMA), "--tolerance", str(tolerance), *more] for more in ([], ["--json"])):
+        assert main(args) == 2
+
+
+def test_equal_weights_of_models_that_compute_something_else_are_noted(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}  # fmt: skip
+    for name, change in (("rope_theta", {"rope_theta": 250000.0, "rope_parameters": ...}),
+                         ("rope_scaling", {"rope_scaling": scaling, "rope_theta": 10000.0, "rope_parameters": ...}),
+                         ("norm_eps", {"rms_norm_eps": 1e-3})):  # fmt: skip
+        edited(copied("hf_llama_gqa", tmp_path / name) / "config.json", **change)
+        found = diff_checkpoints(LLAMA, tmp_path / name)
+        assert found.equal and len(found.notes) == 1 and found.notes[0].startswith(f"{name} is ")
+    assert not diff_checkpoints(LLAMA, LLAMA).notes

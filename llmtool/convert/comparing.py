@@ -13,6 +13,10 @@ from llmtool.errors import LlmtoolError
 from llmtool.model_config import ModelConfig
 
 BAND_BYTES = 32 << 20
+FACTS = (
+    *("norm_eps", "activation", "position", "rope_theta", "rotary_fraction", "max_positions", "parallel_residual"),
+    *("experts_per_token", "expert_activation", "extra_softmax_logit", "scale_query", "scale_logits"),
+)
 
 
 @dataclass
@@ -52,12 +56,15 @@ def diff_checkpoints(
     tolerance: float = 0.0,
 ) -> Diff:
     """Compare every weight of ``a`` with that of ``b``. Values are compared exactly (NaN equals NaN), or up to
-    ``tolerance`` in absolute value. Facts that one side lacks (heads of a bare TE folder) are taken from the other."""
+    ``tolerance`` in absolute value. Facts that one side lacks (heads of a bare TE folder) are taken from the other;
+    facts in which the two differ, though their weights may not, are noted."""
+    if not 0 <= tolerance < np.inf:
+        raise LlmtoolError(f"tolerance {tolerance}: expected a finite number from 0 up")
     with (
         _open(a, layout_a, model_config, b, layout_b) as first,
         _open(b, layout_b, model_config, a, layout_a) as second,
     ):
-        out = Diff(str(a), str(b), tolerance)
+        out = Diff(str(a), str(b), tolerance, notes=_other_facts(first.known_config(), second.known_config()))
         names = [_names(first), _names(second)]
         out.missing = [name for name in names[0] if name not in names[1]]
         out.extra = [name for name in names[1] if name not in names[0]]
@@ -79,6 +86,18 @@ def _open(
                 heads = {name: getattr(sibling.config, name) for name in ("n_heads", "head_dim")}
                 return open_checkpoint(path, layout=layout, expected=heads)
     return checkpoint
+
+
+def _other_facts(a: ModelConfig, b: ModelConfig) -> list[str]:
+    """What both know, differently, and no shape shows: the same weights then compute something else."""
+    both = {name: (getattr(a, name), getattr(b, name)) for name in FACTS}
+    if None not in both["rope_theta"]:  # who tells the base tells the scaling, or that there is none
+        both["rope_scaling"] = (a.rope_scaling, b.rope_scaling)
+    return [
+        f"{name} is {x!r} in the first and {y!r} in the second; this compares weights, not what they compute"
+        for name, (x, y) in both.items()
+        if x != y and (None not in (x, y) or name == "rope_scaling")
+    ]
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, str]:
