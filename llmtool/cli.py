@@ -1,14 +1,20 @@
 """The door: ``llmtool VERB …``.
 
 Commands are plain click commands whose bodies import what they need, so that ``--help`` and shell completion stay
-light. Exit status: 0 done (or equal), 1 the answer is no, 2 an error that the user can mend, 130 interrupted.
+light. Exit status: 0 done (or equal), 1 the answer is no, 2 an error that the user can mend, 130 interrupted, 128 + n
+stopped by signal n.
 """
 
 import errno
+import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -39,19 +45,64 @@ for command in (completion, convert, data, diff, evaluate, inspect, layouts, ver
     cli.add_command(command)
 
 
+class _Stopped(BaseException):
+    """A signal that asks to end, raised so that half-written output is taken away on the way out."""
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line; the exit status. A user's mistake is one message on stderr, never a traceback."""
     arguments = list(sys.argv[1:] if args is None else args)
+    _mend_streams()
     if VARIABLE in os.environ:
         cli.main(prog_name=PROGRAM, complete_var=VARIABLE)
-    as_json = "--json" in arguments
     try:
-        status = _run(arguments)
+        with _stoppable():
+            status = _answer(arguments, as_json="--json" in arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of a pipe went away: `llmtool inspect … | head` is not an error of anyone
+    except OSError as error:  # of stdout itself
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+        if isinstance(error, BrokenPipeError):  # the reader went away: `llmtool inspect … | head` is nobody's error
+            return 128 + signal.SIGPIPE
+        return _fail(f"stdout: {error.strerror}", "OSError", as_json=False)
+
+
+def _mend_streams() -> None:
+    """Make stdout and stderr writable where the shell closed them (``>&-``) or gave them a small alphabet."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  open to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise, unless someone handles or ignores them (nohup) already."""
+    signals = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    ours = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    try:
+        for number in ours:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _answer(arguments: list[str], as_json: bool) -> int:
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        raise
+    except _Stopped as error:
+        number = signal.Signals(error.args[0])
+        return _fail(f"stopped by {number.name}", "Stopped", as_json, status=128 + number)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", "Interrupted", as_json, status=130)
     except click.exceptions.NoArgsIsHelpError as error:

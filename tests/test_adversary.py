@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -308,3 +312,56 @@ def test_equal_weights_of_models_that_compute_something_else_are_noted(tmp_path)
         found = diff_checkpoints(LLAMA, tmp_path / name)
         assert found.equal and len(found.notes) == 1 and found.notes[0].startswith(f"{name} is ")
     assert not diff_checkpoints(LLAMA, LLAMA).notes
+
+
+# the command line in a rough place
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which ``$L`` is llmtool."""
+    environ = os.environ | {"L": f"{sys.executable} -m llmtool", "PYTHONPATH": str(ORACLE.parents[2])}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, env=environ)
+
+
+@pytest.mark.parametrize("line, status", [
+    ("$L inspect {sample} >&-", 0),
+    ("$L inspect {sample} --json >&-", 0),
+    ("$L inspect {sample} 2>&-", 0),
+    ("$L inspect /nowhere --json 2>&-", 2),
+    ("$L inspect {sample} >/dev/full", 2),
+    ("$L inspect {sample} --json >/dev/full", 2),
+    ("$L inspect /nowhere --json >/dev/full", 2),
+    ("$L inspect /nowhere --json | true; exit ${{PIPESTATUS[0]}}", None),
+    ("$L inspect {sample} | true; exit ${{PIPESTATUS[0]}}", None),
+    ("PYTHONIOENCODING=ascii $L inspect {sample}", 0),
+    ("PYTHONIOENCODING=ascii $L inspect /nöwhere", 2),
+    ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $L inspect {sample}", 0),
+])  # fmt: skip
+def test_closed_full_broken_and_narrow_streams_end_without_a_traceback(line, status):
+    done = shell(line.format(sample=LLAMA))
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.returncode == status if status is not None else done.returncode in (0, 2, 141)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_takes_the_half_written_output_away(tmp_path, number):
+    code = """
+        import os, signal, sys
+        from llmtool import cli
+        from llmtool.convert import converting
+        write = converting.carry
+        def stop(*args, **facts):
+            write(*args, **facts)
+            os.kill(os.getpid(), int(sys.argv[1]))
+            signal.pause()
+        converting.carry = stop
+        sys.exit(cli.main(["convert", *sys.argv[2:]]))
+    """
+    args = [str(int(number)), str(LLAMA), str(tmp_path / "out"), "--to", "hf", "--overwrite", "--json"]
+    convert_checkpoint(LLAMA, tmp_path / "out", to="meta")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *args], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 128 + number and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["schema"] == "llmtool.error/1"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out" / "params.json").exists()
