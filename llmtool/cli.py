@@ -26,6 +26,7 @@ from llmtool.commands.diff import diff
 from llmtool.commands.evaluate import evaluate
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
+from llmtool.commands.presets import presets
 from llmtool.commands.show import printable
 from llmtool.commands.verify import verify
 from llmtool.errors import LlmtoolError
@@ -41,7 +42,7 @@ def cli() -> None:
     """Move LLM checkpoints between Meta, Hugging Face, Pax and Transformer Engine, and prove that nothing was lost."""
 
 
-for command in (completion, convert, data, diff, evaluate, inspect, layouts, verify):
+for command in (completion, convert, data, diff, evaluate, inspect, layouts, presets, verify):
     cli.add_command(command)
 
 

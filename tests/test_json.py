@@ -37,6 +37,8 @@ def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path:
         printed("eval", "lambada", "--ckpt", source, "--data", write_lambada(tmp_path / "lambada.jsonl"),
                 "--tokenizer", write_tokenizer(tmp_path / "tokenizer"), "--mesh", "data=8"),
         printed("layouts"),
+        printed("presets"),
+        printed("presets", "show", "gpt-5b", "--strict-pax"),
         printed("inspect", tmp_path / "nothing", status=2),
     ]
     pages = documented(root)

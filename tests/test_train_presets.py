@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtool import cli
 from llmtool.errors import BadRun, UnknownPreset
 from llmtool.presets import MODELS, parameter_count
 from llmtool.train import overrides, presets
@@ -50,6 +51,8 @@ def test_there_is_a_run_of_every_name() -> None:
         assert run_config(name).model == MODELS[name].config
     with pytest.raises(UnknownPreset, match="did you mean llama2-7b"):
         run_config("llama2_7b")
+    with pytest.raises(UnknownPreset, match="gpt2 is a model "):
+        run_config("gpt2")
     with pytest.raises(UnknownPreset, match="there are gpt-126m, "):
         run_config("zzzz")
 
@@ -127,3 +130,24 @@ def test_tiny_twins_are_tiny_and_of_their_family(name: str) -> None:
     assert parameter_count(run.model) < 2e6
     assert run.precision == "fp32" and run.mesh.ici is None
     assert run.model.family == {"neox": "gpt_neox"}.get(name[:4], name.partition("-")[0])
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["presets"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name} " in out.replace("\n ", "\n") for name in [*REAL, *TINY, "gpt2"])
+    assert cli.main(["presets", "show", "gpt-5b", "--strict-pax"]) == 0
+    out = capsys.readouterr().out
+    assert "gpt-5b as Pax runs it" in out and "input_dropout_prob" in out and "note: dropout" in out
+    for path in presets.provenance("gpt-5b"):
+        assert f"\n {path} " in out or f"\n{path}: " in out, path
+    assert cli.main(["presets", "show", "llama2-7b", "--strict-pax"]) == 2
+    assert cli.main(["presets", "show", "gpt_5b"]) == 2
+    assert "did you mean gpt-5b" in capsys.readouterr().err
+
+
+def test_the_json_of_a_run_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["presets", "show", "glam-64b-64e", "--json", "--strict-pax"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert overrides.from_json(told["run"], "stdout") == run_config("glam-64b-64e", strict_pax=True)
+    assert told["parameters"] == 1142891356160

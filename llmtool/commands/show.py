@@ -162,6 +162,41 @@ def print_layouts(layouts: list[dict[str, Any]]) -> None:
         console.print()
 
 
+def print_presets(listed: dict[str, Any]) -> None:
+    """Every named run, then the models that have none."""
+    console, table = _console(), _table("run", "parameters", "devices", "rows a step", "tokens a row", "steps", "what")
+    for run in listed["runs"]:
+        if run["name"].startswith("synthetic-"):
+            continue
+        rows = f"{run['batch_per_device'] * (run['devices'] or 1):g}" + ("" if run["devices"] else " a device")
+        table.add_row(run["name"], human_count(run["parameters"]), str(run["devices"] or "any"), rows,
+                      str(run["seq_len"]), f"{run['steps']:,}", run["summary"])
+    _print_table(console, table)
+    console.print("Each also as synthetic-NAME, on synthetic data; `llmtool presets show NAME` tells all sources.")
+    console.print()
+    named = {run["name"] for run in listed["runs"]}
+    models = _table("model", "parameters", "facts from")
+    for model in listed["models"]:
+        if model["name"] not in named:
+            models.add_row(model["name"], human_count(model["parameters"]), model["provenance"])
+    console.print("Models for --model-config alone:")
+    _print_table(console, models)
+
+
+def print_preset(told: dict[str, Any]) -> None:
+    """Every choice of one run beside its source."""
+    console, table = _console(), _table("choice", "value", "source")
+    run, sources = told["run"], told["provenance"]
+    console.print(f"{told['name']}{' as Pax runs it' if told['strict_pax'] else ''}: {told['summary']}", style="bold")
+    console.print(f"model: {_model_line(run['model'], told['parameters'])}; from {sources['model']}")
+    for path, source in sources.items():
+        if path != "model":
+            group, _, name = path.rpartition(".")
+            table.add_row(path, _choice((run[group] if group else run)[name]), source)
+    _print_table(console, table)
+    _print_lines(console, "note: ", told["notes"])
+
+
 def fold(rows: Iterable[tuple[str, _Rest]]) -> Iterator[tuple[str, _Rest, int]]:
     """Put texts that differ in numbers alone (layers, experts), and not in what stands beside them, into one.
 
@@ -189,6 +224,13 @@ def _model_line(config: dict[str, Any], parameters: int | None) -> str:
     facts = (config.get("family"), f"{config['n_layers']} layers" if "n_layers" in config else None,
              f"width {config['d_model']}" if "d_model" in config else None, size)
     return ", ".join(filter(None, facts))
+
+
+def _choice(value: Any) -> str:
+    """A choice as ``--set`` takes it."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "-"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _measured(value: float, error: float | None, form: str) -> str:

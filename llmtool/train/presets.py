@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from llmtool.errors import UnknownPreset
+from llmtool.presets import MODELS
 from llmtool.train import runs_llama, runs_pax, runs_tiny
 from llmtool.train.config import RunConfig
 from llmtool.train.recipe import Layer, Recipe
@@ -30,6 +31,8 @@ RUNS: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _all()}
 
 def recipe(name: str) -> Recipe:
     """The named run; raises UnknownPreset with the nearest names."""
+    if name in MODELS and name not in RUNS:
+        raise UnknownPreset(f"{name} is a model, for --model-config, and not a run; take a run and set its model.*")
     if name not in RUNS:
         close = difflib.get_close_matches(name.lower(), RUNS, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(RUNS)}"

@@ -12,7 +12,7 @@ from llmtool.train.recipe import Layer, Recipe
 _PAGE = "NVIDIA's page of the preset"
 _TASKS = "paxml scripts_gpu/tasks.py: the Pile pipeline"
 _PARENT = "paxml TransformerLmSpmdAdam, inherited"
-_LEARNER = "paxml tasks/lm/params/c4.py: the optimizer that set_adam_and_learning_rate_schedule builds"
+_LEARNER = "paxml tasks/lm/params/c4.py, its optimizer builder"
 _GLAM = "praxis layers/glam.py and gshard_utils.py, as the class sets them"
 
 _NO_CAP: dict[str, Any] = {"optimizer.update_rms_cap": None}
@@ -29,7 +29,7 @@ _MIN_RATIO = "schedule.min_ratio: GPT126MBase misspells its own constant; the pa
 
 
 def _class(name: str) -> str:
-    return f"paxml contrib/gpu/scripts_gpu/configs.py, class {name}"
+    return f"paxml scripts_gpu/configs.py, {name}"
 
 
 def _adam(peak: float, warmup: int, end: int, *, b2: float = 0.95) -> dict[str, Any]:
