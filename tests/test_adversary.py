@@ -365,3 +365,35 @@ def test_a_signal_takes_the_half_written_output_away(tmp_path, number):
     assert done.returncode == 128 + number and "Traceback" not in done.stderr
     assert json.loads(done.stdout)["schema"] == "llmtool.error/1"
     assert [path.name for path in tmp_path.iterdir()] == ["out"] and (tmp_path / "out" / "params.json").exists()
+
+
+# PyTorch files
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_views_in_a_pytorch_file_are_read_right_or_refused(tmp_path, legacy):
+    """However a tensor lies in its storage; one that negates its storage lazily is refused."""
+    import torch
+    from safetensors.torch import load_file
+
+    sample = ORACLE / "hf_llama_mha_tied"
+    plain = {key: x for file in sample.glob("*.safetensors") for key, x in load_file(file).items()}
+    everything, begin, shared = torch.cat([x.flatten() for x in plain.values()]), 0, {}
+    for key, x in plain.items():
+        begin, shared[key] = begin + x.numel(), everything[begin : begin + x.numel()].view(x.shape)
+    for name, content in {
+        "columns first": {key: x.t().contiguous().t() if x.ndim == 2 else x for key, x in plain.items()},
+        "every second": {key: torch.stack([x, x + 1], -1)[..., 0] for key, x in plain.items()},
+        "one storage": shared,
+        "in a wrapper": {"model": plain, "epoch": 3},
+        "negated": {key: torch._neg_view(-x) for key, x in plain.items()},
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(sample / "config.json", folder)
+        torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        if name == "negated":
+            with pytest.raises(BadCheckpoint, match="resolve_neg"):
+                open_checkpoint(folder)
+        else:
+            assert diff_checkpoints(sample, folder).equal

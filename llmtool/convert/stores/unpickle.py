@@ -89,13 +89,26 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, dtype: np.dtype
     return TensorRecord(storage, dtype, shape, first, tuple(stride * dtype.itemsize for stride in strides))
 
 
-def _tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *_flags_hooks_metadata: Any) -> TensorRecord:
+def _plain(metadata: Any) -> None:
+    """Refuse what PyTorch calls math bits: the numbers in the file are then not those of the tensor."""
+    if metadata and (bits := [str(bit)[:20] for bit, is_set in metadata.items() if is_set]):
+        raise pickle.UnpicklingError(
+            f"a tensor is stored as a view that is not its own numbers ({', '.join(bits)}); save it after "
+            ".resolve_neg().resolve_conj()"
+        )
+
+
+def _tensor_v2(
+    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any = None, _hooks: Any = None, metadata: Any = None
+) -> TensorRecord:
+    _plain(metadata)
     return _tensor(storage, offset, shape, strides)
 
 
 def _tensor_v3(
-    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_metadata: Any
+    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, metadata: Any = None
 ) -> TensorRecord:
+    _plain(metadata)
     if not isinstance(dtype, _Global) or dtype.dtype is None:
         raise pickle.UnpicklingError("a tensor has no dtype that we know")
     return _tensor(storage, offset, shape, strides, dtype.dtype)
