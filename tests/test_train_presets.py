@@ -51,7 +51,7 @@ def test_there_is_a_run_of_every_name() -> None:
         assert run_config(name).model == MODELS[name].config
     with pytest.raises(UnknownPreset, match="did you mean llama2-7b"):
         run_config("llama2_7b")
-    with pytest.raises(UnknownPreset, match="gpt2 is a model "):
+    with pytest.raises(UnknownPreset, match="gpt2 is a model,"):
         run_config("gpt2")
     with pytest.raises(UnknownPreset, match="there are gpt-126m, "):
         run_config("zzzz")
