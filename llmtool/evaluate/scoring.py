@@ -6,7 +6,7 @@ rounding of float32.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import jax
@@ -69,6 +69,7 @@ def score_requests(
     return [scores[index] for index in range(len(requests))]
 
 
+@lru_cache(maxsize=8)  # a second call with the same model and shapes compiles nothing
 def scorer(
     config: ModelConfig,
     dtype: DtypeName,
