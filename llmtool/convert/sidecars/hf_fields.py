@@ -1,6 +1,6 @@
 """Fields of config.json that no fact of ours depends on, each with the reason, and those that make us refuse."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from llmtool.convert.sidecars.json_file import Fields
@@ -68,8 +68,8 @@ def check_supported(fields: Fields, model_types: Mapping[str, Any]) -> str:
     window = fields.count("sliding_window")
     if window is not None and fields.flag("use_sliding_window") is not False:
         raise CannotHold(f"{where}: attention sees a sliding window of {window} tokens; llmtool's models see all")
-    kinds: Iterable[Any] = fields.data.get("layer_types") or ()
-    if isinstance(kinds, str) or any(kind != "full_attention" for kind in kinds):
+    kinds = fields.data.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise CannotHold(f"{where}: layer_types asks for other than full_attention, which llmtool's models do not have")
     return model_type
 

@@ -17,6 +17,7 @@ from llmtool.model_config import ModelConfig
 CONFIG_LIMIT = 64 << 20      # bytes; the largest real index or config is under 10 MB
 TOKENIZER_LIMIT = 512 << 20  # bytes; the largest real tokenizer.json is near 40 MB
 LARGEST_COUNT = 1 << 48      # no size, count or id of a model is larger
+DEEPEST = 100                # objects in one another; Pax's metadata has about ten. What walks them may recurse
 MOST_PARTS = 1 << 16         # layers, or experts of a layer: each is listed by name
 
 
@@ -72,6 +73,12 @@ def parse_json(data: bytes | str, where: str) -> dict[str, Any]:
         raise BadCheckpoint(f"{where}: nested too deeply to be a config") from error
     except ValueError as error:  # broken syntax, or a whole number of thousands of digits
         raise BadCheckpoint(f"{where}: not JSON: {error}") from error
+    level: list[Any] = [value] if isinstance(value, dict) else []
+    for _ in range(DEEPEST):
+        children = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for some in children for child in some if isinstance(child, dict | list)]
+    if level:
+        raise BadCheckpoint(f"{where}: nested too deeply to be a config")
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{where}: holds a JSON {type(value).__name__}; expected an object {{…}}")
     return value

@@ -140,7 +140,10 @@ def read_meta(path: Path) -> ArrayMeta:
         raise wrong("fill_value", "null or a number")
     meta = ArrayMeta(tuple(shape), tuple(chunks), _DTYPES[name], codec, fill)
     try:
-        np.asarray(0 if fill is None else fill, meta.dtype)
+        with np.errstate(over="ignore"):
+            filled = np.asarray(0 if fill is None else fill, meta.dtype).astype(np.float64)
+        if fill is not None and math.isfinite(fill) and not np.isfinite(filled):
+            raise OverflowError(fill)
     except (ValueError, TypeError, OverflowError) as error:
         raise wrong("fill_value", f"null or a number that {meta.dtype} has") from error
     if meta.chunk_nbytes > max(4 * math.prod(shape) * meta.dtype.itemsize, _SMALL_CHUNK):
