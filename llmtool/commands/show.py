@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from llmtool.convert.converting import Report
     from llmtool.evaluate.evaluator import Report as Evaluation
+    from llmtool.train.data.preview import Segment
 
 DIFFERENCES_SHOWN = 10
 PIPE_WIDTH = 1000  # columns where stdout is no terminal: a row is a line there, whatever its length
@@ -82,6 +83,7 @@ def print_description(description: dict[str, Any], *, every: bool) -> None:
         table.add_row(name, printable(value))
     _print_table(console, table)
     _print_lines(console, "odd: ", description["odd"])
+    _print_lines(console, "note: ", description["notes"])
     facts = _table("fact", "value")
     for name, value in description["config"].items():
         facts.add_row(name, printable(str(value)))
@@ -146,6 +148,20 @@ def print_verification(found: dict[str, Any]) -> None:
     _print_lines(console, "note: ", found["notes"])
     console.print(f"{'the same' if found['equal'] else 'not the same'}: {found['positions']} positions, "
                   f"tolerance {found['tolerance']:g}")
+
+
+def print_rows(segments: Iterable["Segment"]) -> None:
+    """Rows of training data, what counts between « and »."""
+    from rich.text import Text
+
+    console = _console()
+    for each in segments:
+        console.print(f"row {each.row + 1}, segment {each.segment}: {each.tokens} tokens, {each.counted} counted",
+                      style="bold")
+        line = Text()
+        for counts, text in each.runs:
+            line.append(f"«{printable(text)}»" if counts else printable(text), style="green" if counts else "dim")
+        console.print(line)
 
 
 def print_layouts(layouts: list[dict[str, Any]]) -> None:

@@ -5,7 +5,7 @@ array_record and parquet go through tfds itself; tfrecord, for which tfds wants 
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,8 +25,8 @@ def read_tfds(folder: Path, task: Task) -> tuple[Iterator[tuple[str, dict[str, A
     ``folder``: the version's own (with dataset_info.json), the data set's above it, or the data_dir above that; the
     newest version is read. Raises BadData for anything else and for a damaged file.
     """
-    root = _find(folder, task)
-    info = _info(root)
+    root = find_version(folder, _BELOW[task], task)
+    info = read_info(root)
     name, form, split = str(info.get("name")), info.get("fileFormat") or "tfrecord", _SPLIT[task]
     splits = [entry.get("name") for entry in info.get("splits", []) if isinstance(entry, dict)]
     if split not in splits:
@@ -41,7 +41,7 @@ def _rows(root: Path, form: str, split: str) -> Iterator[tuple[str, dict[str, An
     where = f"{root}, {split}"
     try:
         builder = tfds.builder_from_directory(root)
-        shards = [_inside(Path(file), root) for file in builder.info.splits[split].filepaths]
+        shards = [inside(Path(file), root) for file in builder.info.splits[split].filepaths]
         if form == "tfrecord":
             decode = builder.info.features.deserialize_example_np
             rows = (decode(record) for shard in shards for record in _records(shard))
@@ -63,13 +63,15 @@ def _plain(key: str, value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _find(folder: Path, task: Task) -> Path:
-    for below in _BELOW[task]:
-        found = sorted(folder.glob(f"{below}dataset_info.json"), key=lambda path: _version(path.parent.name))
+def find_version(folder: Path, below: Sequence[str], what: str) -> Path:
+    """The newest version of a prepared data set: the folder with dataset_info.json at ``folder``, or where the globs of
+    ``below`` lead from it (tried in order). Raises BadData where there is none of ``what``."""
+    for glob in below:
+        found = sorted(folder.glob(f"{glob}dataset_info.json"), key=lambda path: _version(path.parent.name))
         if found:
             return found[-1].parent
     names = sorted(path.name for path in folder.iterdir())[:8]
-    raise BadData(f"{folder}: no prepared TFDS data set for {task} (no dataset_info.json there or below); it holds "
+    raise BadData(f"{folder}: no prepared TFDS data set for {what} (no dataset_info.json there or below); it holds "
                   f"{', '.join(names) or 'nothing'}")
 
 
@@ -77,7 +79,8 @@ def _version(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".") if part.isdecimal())
 
 
-def _info(root: Path) -> dict[str, Any]:
+def read_info(root: Path) -> dict[str, Any]:
+    """dataset_info.json of a version's folder; it lists splits. Raises BadData for anything else."""
     path = root / "dataset_info.json"
     try:
         info = json.loads(path.read_bytes())
@@ -88,7 +91,8 @@ def _info(root: Path) -> dict[str, Any]:
     return info
 
 
-def _inside(shard: Path, root: Path) -> Path:
+def inside(shard: Path, root: Path) -> Path:
+    """``shard`` itself, if it is a file in the data set's folder."""
     if not shard.resolve().is_relative_to(root.resolve()):
         raise BadData(f"{shard}: outside the data set's folder {root}")
     if not shard.is_file():
