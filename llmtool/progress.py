@@ -83,12 +83,13 @@ class _Lines:
     def __init__(self, title: str, total: int | None, unit: Unit):
         self.title, self.total, self.unit, self.done = title, total, unit, 0
         self.start = self.last = time.monotonic()
+        self.told = False
 
     def advance(self, n: int, what: str = "") -> None:
         self.done += n
         now = time.monotonic()
         if now - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = now
+            self.last, self.told = now, True
             rate = self.done / (now - self.start)
             line = f"{self.title}: {_amount(self.done, self.unit)}"
             if self.total:
@@ -99,6 +100,8 @@ class _Lines:
             print(line + (f": {what}" if what else ""), file=sys.stderr, flush=True)
 
     def finish(self) -> None:
+        if not self.told:
+            return  # too short to have said anything: the result says it all
         seconds = time.monotonic() - self.start
         rate = _amount(self.done / max(seconds, 1e-3), self.unit)
         line = f"{self.title}: {_amount(self.done, self.unit)} in {human_seconds(seconds)} ({rate}/s)"
@@ -110,17 +113,21 @@ def _bar(title: str, total: int | None, unit: Unit) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
     from rich.text import Text
 
     class Amounts(ProgressColumn):
         def render(self, task: Task) -> Text:
             whole = f" of {_amount(task.total, unit)}" if task.total else ""
             rate = f", {_amount(task.speed, unit)}/s" if task.speed else ""
-            return Text(_amount(task.completed, unit) + whole + rate)
+            return Text(_amount(task.completed, unit) + whole + rate, no_wrap=True)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), Amounts(), TimeRemainingColumn(),
-               TextColumn("{task.fields[what]}", style="dim"))
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
+    # What is worked on comes last and gives way: on a narrow terminal it is cut, not the bar.
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    name = TextColumn("{task.fields[what]}", style="dim", table_column=rest)
+    columns = (TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(20), Amounts(),
+               TimeRemainingColumn(), name)
+    with RichProgress(*columns, console=Console(stderr=True), transient=True, expand=True) as bars:
         task = bars.add_task(title, total=total, what="")
 
         class Bar:

@@ -562,3 +562,45 @@ def test_what_is_no_folder_is_never_replaced(kind, overwrite, tmp_path):
     with pytest.raises(BadTarget, match="expected a folder or nothing"):
         convert_checkpoint(LLAMA, target, to="hf", overwrite=overwrite)
     assert target.lstat().st_ino == before.st_ino and not list(tmp_path.glob(".target*"))
+
+
+def test_a_few_facts_alone_complete_a_checkpoint(tmp_path):
+    facts = tmp_path / "facts.json"
+    facts.write_text('{"norm_eps": 1e-5, "rope_theta": 10000.0}')
+    report = convert_checkpoint(ORACLE / "pax_llama_gqa", tmp_path / "hf", to="hf", model_config=str(facts))
+    assert report.model == sample_config("pax_llama_gqa")
+    facts.write_text('{"norm_eps": "small"}')
+    with pytest.raises(BadCheckpoint, match=r"facts\.json: norm_eps is 'small'; expected"):
+        open_checkpoint(ORACLE / "pax_llama_gqa", model_config=str(facts))
+    facts.write_text('{"norm_eps": 1e-5, "epsilon": 1}')
+    with pytest.raises(LlmtoolError, match=r"facts\.json"):
+        open_checkpoint(ORACLE / "pax_llama_gqa", model_config=str(facts))
+    facts.write_text('{"schema": "llmtool.model/1", "d_ff": 25}')
+    with pytest.raises(Contradiction, match=r"d_ff is 24 .* but 25"):
+        open_checkpoint(ORACLE / "pax_llama_gqa", model_config=str(facts))
+
+
+def test_a_step_of_our_own_checkpoint_finds_the_manifest_of_the_job(tmp_path):
+    convert_checkpoint(ORACLE / "pax_llama_gqa", tmp_path / "job", to="pax:rope=half")
+    step = tmp_path / "job" / "checkpoints" / "checkpoint_00000000"
+    for path in (tmp_path / "job", step.parent, step, step / "state"):
+        with open_checkpoint(path) as checkpoint:
+            assert "rope=half" in str(checkpoint.word) and not checkpoint.remarks, path
+
+
+def test_diff_takes_the_steps_it_is_told_and_says_which_it_took(tmp_path):
+    step = ORACLE / "pax_llama_gqa" / "checkpoints" / "checkpoint_00000000"
+    other = ORACLE / "pax_llama_gqa_weightsonly" / "checkpoints" / "checkpoint_00000000"
+    shutil.copytree(step, tmp_path / "job" / "checkpoints" / "checkpoint_00000000")
+    shutil.copytree(other, tmp_path / "job" / "checkpoints" / "checkpoint_00000005")
+    newest = diff_checkpoints(tmp_path / "job", other)
+    assert newest.equal and any("took the newest, 5" in note for note in newest.notes)
+    first = diff_checkpoints(tmp_path / "job", step, step_a=0)
+    assert first.equal and not first.notes
+
+
+def test_a_file_may_be_converted_into_a_folder_beside_it(tmp_path, monkeypatch):
+    hf_copy(tmp_path / "hf")
+    monkeypatch.chdir(tmp_path / "hf")
+    convert_checkpoint("model.safetensors", "out", to="meta")
+    assert diff_checkpoints(LLAMA, "out").equal

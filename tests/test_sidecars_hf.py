@@ -204,7 +204,7 @@ def test_unknown_facts_are_asked_for():
             dataclasses.replace(preset("llama2-7b"), norm_eps=None, activation=None, rope_theta=None), "float32")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name, facts in MODELS.items() if facts.config.family != "glam"])
 def test_transformers_reads_every_fact(tmp_path, name):
     transformers = pytest.importorskip("transformers")
     config = preset(name)

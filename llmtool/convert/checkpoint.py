@@ -32,7 +32,8 @@ class Checkpoint:
 
     ``word`` is the full layout word, ``facts`` what is known of the model, ``config`` the same as a ModelConfig (None
     while a size that every model has is unknown), ``missing_facts`` what neither the files nor the user told,
-    ``notes`` what is odd or was assumed, ``left_out`` arrays that are known and not converted, by kind.
+    ``notes`` what is odd, ``remarks`` what was assumed or is not understood in a sidecar, ``left_out`` arrays that are
+    known and not converted, by kind.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Checkpoint:
     sidecar: Mapping[str, Any] | None = None  # config.json or params.json as read
     missing_facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     left_out: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)  # sidecar files that the checkpoint holds inside (GGUF)
 
@@ -170,14 +172,15 @@ class Checkpoint:
             "left_out": dict(self.left_out),
             "manifest": self.manifest is not None,
             "missing_facts": list(self.missing_facts),
+            "notes": list(self.remarks),
             "odd": odd,
         }
 
     def _carries_nothing(self, key: str) -> bool:
         """Whether an array is no weight: a step counter, optimizer state, a buffer of old files."""
         try:
-            return self.config is not None and self.table.is_ignored(key)
-        except MissingFact:
+            return self.table.is_ignored(key)
+        except MissingFact:  # no table yet: of the layouts that lack facts, only Pax has other arrays
             return key == "step" or key.startswith("opt_states")
 
     def close(self) -> None:

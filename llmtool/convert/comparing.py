@@ -54,6 +54,8 @@ def diff_checkpoints(
     layout_b: str | None = None,
     model_config: str | ModelConfig | None = None,
     tolerance: float = 0.0,
+    step_a: int | None = None,
+    step_b: int | None = None,
 ) -> Diff:
     """Compare every weight of ``a`` with that of ``b``. Values are compared exactly (NaN equals NaN), or up to
     ``tolerance`` in absolute value. Facts that one side lacks (heads of a bare TE folder) are taken from the other;
@@ -61,10 +63,11 @@ def diff_checkpoints(
     if not 0 <= tolerance < np.inf:
         raise LlmtoolError(f"tolerance {tolerance}: expected a finite number from 0 up")
     with (
-        _open(a, layout_a, model_config, b, layout_b) as first,
-        _open(b, layout_b, model_config, a, layout_a) as second,
+        _open((a, layout_a, step_a), model_config, (b, layout_b, step_b)) as first,
+        _open((b, layout_b, step_b), model_config, (a, layout_a, step_a)) as second,
     ):
         out = Diff(str(a), str(b), tolerance, notes=_other_facts(first.known_config(), second.known_config()))
+        out.notes += [f"{side.path}: {note}" for side in (first, second) for note in side.notes]
         names = [_names(first), _names(second)]
         out.missing = [name for name in names[0] if name not in names[1]]
         out.extra = [name for name in names[1] if name not in names[0]]
@@ -75,16 +78,18 @@ def diff_checkpoints(
         return out
 
 
-def _open(
-    path: str | Path, layout: str | None, told: str | ModelConfig | None, other: str | Path, other_layout: str | None
-) -> Checkpoint:
-    checkpoint = open_checkpoint(path, layout=layout, model_config=told)
+Side = tuple[str | Path, str | None, int | None]  # path, layout word, step
+
+
+def _open(side: Side, told: str | ModelConfig | None, other: Side) -> Checkpoint:
+    path, layout, step = side
+    checkpoint = open_checkpoint(path, layout=layout, model_config=told, step=step)
     if checkpoint.config is None and told is None:
         checkpoint.close()
-        with open_checkpoint(other, layout=other_layout) as sibling:
+        with open_checkpoint(other[0], layout=other[1], step=other[2]) as sibling:
             if sibling.config is not None:
                 heads = {name: getattr(sibling.config, name) for name in ("n_heads", "head_dim")}
-                return open_checkpoint(path, layout=layout, expected=heads)
+                return open_checkpoint(path, layout=layout, step=step, expected=heads)
     return checkpoint
 
 

@@ -155,13 +155,18 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
     needed = sum(spec.nbytes for spec in plan.targets.values()) if plan else 0
     if plan is not None and word.name == "meta":
         attempt(lambda: _check_shards(word, plan))
-    place = check_target(target, [checkpoint.root, checkpoint.path], overwrite=overwrite, needed=needed)
+    place = check_target(target, _places(checkpoint), overwrite=overwrite, needed=needed)
     if len(place) == 1 and not problems:
         raise BadTarget(place[0])
     if problems := problems + place:
         raise PlanError(title + (f": {len(problems)} problems" if len(problems) > 1 else ""), problems)
     assert plan is not None
     return _Job(plan, word, texts, sidecars, notes)
+
+
+def _places(checkpoint: Checkpoint) -> list[Path]:
+    """What the output must not touch: the file, or the folders of the weights and of their sidecars."""
+    return [checkpoint.path] if checkpoint.path.is_file() else [checkpoint.root, checkpoint.path]
 
 
 def _check_shards(word: Word, plan: Plan) -> None:
@@ -177,7 +182,7 @@ def _check_shards(word: Word, plan: Plan) -> None:
 
 def _report(job: _Job, checkpoint: Checkpoint, source: Path, target: Path, weight_only: bool) -> Report:
     specs = job.plan.targets
-    notes = checkpoint.notes + job.notes
+    notes = checkpoint.notes + checkpoint.remarks + job.notes
     for what, count in () if weight_only else checkpoint.left_out.items():
         notes.append(f"{count} arrays of {what} are left out: this version converts weights")
     if job.plan.widened:
@@ -246,7 +251,7 @@ def _cast_notes(done: Carried) -> list[str]:
         lost = sum(int(np.count_nonzero(rest)) for rest in done.remainders.values())
         notes.append(
             f"{lost} norm scale values were rounded when one was added or taken away; what rounding took is in "
-            "llmtool-remainders.safetensors, and a conversion back restores them"
+            "llmtool-remainders.bits, and a conversion back restores them"
         )
     return notes
 

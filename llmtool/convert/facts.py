@@ -28,22 +28,22 @@ def resolve(
     where: str,
     found: Mapping[str, Any],
     *,
-    told: ModelConfig | None = None,
+    told: Facts | None = None,
     expected: Mapping[str, Any] | None = None,
     recorded: ModelConfig | None = None,
-    assumed: Mapping[str, tuple[Any, str]] | None = None,
+    assumed: Mapping[str, Any] | None = None,
+    whose: str = "",
 ) -> Resolved:
     """Put facts together. The files come first; ``told`` (--model-config) and ``expected`` (flags) may add to them
-    and may not contradict them; ``recorded`` (a manifest) fills gaps, and so does ``assumed``, which is noted."""
+    and may not contradict them; ``recorded`` (a manifest) fills gaps, and so does ``assumed``, which is noted with
+    ``whose`` it is."""
     facts = {name: value for name, value in found.items() if value is not None}
     problems = []
     for source, values in (
-        ("the model config given", dataclasses.asdict(told) if told else {}),
+        ("the model config given", told or {}),
         ("the flags", dict(expected or {})),
     ):
         for name, value in values.items():
-            if name == "rope_scaling" and told is not None:
-                value = told.rope_scaling
             if value is None:
                 continue
             if name in facts and facts[name] != value:
@@ -57,14 +57,20 @@ def resolve(
         for name in _FIELDS:
             if getattr(recorded, name) is not None:
                 facts.setdefault(name, getattr(recorded, name))
-    notes = []
-    for name, (value, why) in (assumed or {}).items():
-        if facts.get(name) is None and value is not None:
+    taken = []
+    for name, value in (assumed or {}).items():
+        if facts.get(name) is None:
             facts[name] = value
-            notes.append(f"{name} is not in the files; took {value}: {why}")
+            taken.append(f"{name} {value}")
+    notes = [f"not in the files, and taken from what {whose} have: {', '.join(taken)}"] if taken else []
     missing = [name for name in _REQUIRED if name not in facts and name != "position"]
     facts.setdefault("position", None)
     config = None if missing else model_of(facts, where)
     optional = {"norm_eps": True, "rope_theta": facts.get("position") == "rope", "activation": True, "position": True}
     missing += [name for name, needed in optional.items() if needed and facts.get(name) is None]
     return Resolved(config, facts, missing, notes)
+
+
+def known_facts(config: ModelConfig) -> Facts:
+    """The fields of a config that are known."""
+    return {name: value for name, value in vars(config).items() if value is not None}

@@ -134,7 +134,7 @@ class Word:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        keys = ",".join(f"{key}={value}" for key, value in self.options.items())
+        keys = ",".join(f"{key}={self.options[key]}" for key in LAYOUTS[self.name].keys if key in self.options)
         return f"{self.name}:{keys}" if keys else self.name
 
     def with_(self, **options: str) -> "Word":

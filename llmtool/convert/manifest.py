@@ -21,7 +21,7 @@ from llmtool.errors import BadCheckpoint, Contradiction, UnknownLayout
 from llmtool.model_config import ModelConfig
 
 NAME = "llmtool-manifest.json"
-REMAINDERS = "llmtool-remainders.safetensors"
+REMAINDERS = "llmtool-remainders.bits"  # safetensors; loaders that take every *.safetensors must not see it
 SCHEMA = "llmtool.manifest/1"
 _RESTORED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")  # what a shifted scale is widened from
 

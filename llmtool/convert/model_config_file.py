@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from llmtool import presets
+from llmtool.convert.facts import Facts, known_facts
 from llmtool.convert.sidecars.hf_config import config_from_hf
 from llmtool.convert.sidecars.json_file import MOST_PARTS, read_json
 from llmtool.convert.sidecars.meta_params import config_from_params
-from llmtool.errors import BadCheckpoint, UnknownPreset
+from llmtool.errors import BadCheckpoint, Contradiction, UnknownPreset
 from llmtool.model_config import ModelConfig, RopeScaling
 
 SCHEMA = "llmtool.model/1"
+_ANY = presets.preset("gpt2")  # any model: its fields are those of all
 NAMES = ("llmtool-manifest.json", "config.json", "params.json")  # tried in this order in a folder
 
 
@@ -52,12 +54,34 @@ def load_model_config(
     )
 
 
+def load_facts(text: str) -> Facts:
+    """The facts that ``text`` names: as :func:`load_model_config`, and a JSON file of ours may hold a few alone, such
+    as ``{"norm_eps": 1e-5}`` for a Pax folder that lacks no other."""
+    path = Path(text)
+    if path.is_file():
+        data = read_json(path)
+        ours = {key: value for key, value in data.items() if key != "schema"}
+        if data.get("schema") == SCHEMA or ("schema" not in data and ours.keys() <= vars(_ANY).keys() and ours):
+            return {name: value for name, value in _checked(ours, str(path)).items() if value is not None}
+    return known_facts(load_model_config(text))
+
+
 def config_from_ours(data: Mapping[str, Any], where: str) -> ModelConfig:
     """A ModelConfig from its own JSON, with the type of every field checked."""
+    _checked(data, where)
+    return ModelConfig.from_json(dict(data), where)
+
+
+def _checked(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a ModelConfig as it holds them, each of the right type; an unknown one is an error."""
+    if strange := sorted(data.keys() - vars(_ANY).keys()):
+        raise Contradiction(f"{where}: unknown model config fields: {', '.join(strange)}")
     for name, hint in typing.get_type_hints(ModelConfig).items():
         if name in data and not _fits(data[name], hint):
             raise BadCheckpoint(f"{where}: {name} is {str(data[name])[:60]!r}; expected {_words(hint)}")
     scaling = data.get("rope_scaling") or {}
+    if strange := sorted(scaling.keys() - typing.get_type_hints(RopeScaling).keys()):
+        raise Contradiction(f"{where}: unknown fields of rope_scaling: {', '.join(strange)}")
     for name, hint in typing.get_type_hints(RopeScaling).items() if scaling else ():
         if name not in scaling or not _fits(scaling[name], hint):
             raise BadCheckpoint(
@@ -66,7 +90,8 @@ def config_from_ours(data: Mapping[str, Any], where: str) -> ModelConfig:
     for name in ("n_layers", "n_experts"):
         if data.get(name, 0) > MOST_PARTS:
             raise BadCheckpoint(f"{where}: {name} is {data[name]}; expected at most {MOST_PARTS}")
-    return ModelConfig.from_json(dict(data), where)
+    out = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return out | ({"rope_scaling": RopeScaling(**scaling)} if scaling else {})
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtool.convert.checkpoint import Checkpoint
+from llmtool.convert.facts import Facts, known_facts
 from llmtool.convert.layout_word import Word, parse_word
 from llmtool.errors import BadCheckpoint, UnknownLayout
 from llmtool.model_config import ModelConfig
@@ -32,16 +33,18 @@ def open_checkpoint(
     return _open(path, word, told, dict(expected or {}), step)
 
 
-def _told(model_config: str | ModelConfig | None) -> ModelConfig | None:
-    if model_config is None or isinstance(model_config, ModelConfig):
-        return model_config
-    from llmtool.convert.model_config_file import load_model_config
+def _told(model_config: str | ModelConfig | None) -> Facts | None:
+    if model_config is None:
+        return None
+    if isinstance(model_config, ModelConfig):
+        return known_facts(model_config)
+    from llmtool.convert.model_config_file import load_facts
 
-    return load_model_config(model_config)
+    return load_facts(model_config)
 
 
 def _open(
-    path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None
+    path: Path, word: Word | None, told: Facts | None, expected: Mapping[str, Any], step: int | None
 ) -> Checkpoint:
     from llmtool.convert.openers import gguf, hf, meta, native, pax
 

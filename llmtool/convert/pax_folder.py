@@ -53,11 +53,10 @@ def find_step(path: Path, step: int | None) -> PaxFolder | None:
     if not path.is_dir():
         return None
     if _is_step(path):
-        root = path.parent.parent if path.parent.name == "checkpoints" else path
-        return _open_step(path, root if _has_sidecars(root) else path, step)
+        return _open_step(path, _root(path, path), step)
     if holds_arrays(path):
         if path.name == "state" and _is_step(path.parent):
-            return PaxFolder(path, path, None, None, _metadata(path.parent)[1])
+            return PaxFolder(_root(path.parent, path), path, None, None, _metadata(path.parent)[1])
         return PaxFolder(path, path, None, None, {})
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     steps = _steps(folder)
@@ -71,11 +70,14 @@ def find_step(path: Path, step: int | None) -> PaxFolder | None:
         if (step is None and len(steps) > 1)
         else ()
     )
-    return _open_step(steps[chosen], path, step, notes)
+    return _open_step(steps[chosen], _root(steps[chosen], path), step, notes)
 
 
-def _has_sidecars(root: Path) -> bool:
-    return any((root / name).is_file() for name in ("llmtool-manifest.json", "tokenizer.model", "tokenizer.json"))
+def _root(step: Path, path: Path) -> Path:
+    """Where the sidecars of a step lie: in its job's folder if there are any, else in the ``path`` that was given."""
+    job = step.parent.parent if step.parent.name == "checkpoints" else step
+    names = ("llmtool-manifest.json", "tokenizer.model", "tokenizer.json")
+    return job if any((job / name).is_file() for name in names) else path
 
 
 def _is_step(path: Path) -> bool:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from llmtool.convert.checkpoint import Checkpoint
-from llmtool.convert.facts import resolve
+from llmtool.convert.facts import Facts, resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import gguf
 from llmtool.convert.sidecars.gguf_facts import config_from_gguf, tokenizer_from_gguf
 from llmtool.convert.stores.gguf import GGUFSource
-from llmtool.model_config import ModelConfig
 
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1's stretching of each frequency, as numbers
 
@@ -28,7 +27,7 @@ def find(path: Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
-def open_gguf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+def open_gguf(path: Path, word: Word, told: Facts | None, expected: Mapping[str, Any]) -> Checkpoint:
     """Headers and facts of a GGUF file; its tokenizer becomes tokenizer.json in a conversion."""
     file = find(path)
     assert file is not None
@@ -55,6 +54,7 @@ def open_gguf(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         root=file.parent,
         build_table=gguf.table,
         missing_facts=facts.missing,
-        notes=notes + facts.notes,
+        remarks=notes + facts.notes,
+        notes=[f"packed as {kind}: {n} arrays, which become float32" for kind, n in source.quantised.items()],
         files=files,
     )

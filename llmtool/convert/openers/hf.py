@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtool.convert.checkpoint import Checkpoint
-from llmtool.convert.facts import resolve
+from llmtool.convert.facts import Facts, resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import hf
 from llmtool.convert.manifest import manifest_of
@@ -35,20 +35,24 @@ def recognises(path: Path) -> bool:
     )
 
 
-def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+def open_hf(path: Path, word: Word, told: Facts | None, expected: Mapping[str, Any]) -> Checkpoint:
     """Headers and config of a Hugging Face checkpoint."""
     root = path if path.is_dir() else path.parent
     config_path = root / "config.json"
     data = dict(read_json(config_path)) if config_path.is_file() else None
     notes: list[str] = []
+    remarks: list[str] = []
     if data is not None:
-        found = vars(config_from_hf(data, str(config_path), notes))
+        found = vars(config_from_hf(data, str(config_path), remarks))
     elif told is not None:
         found = {}
     else:
         raise MissingFact(f"{root}: no config.json beside the weights; put it there or give --model-config FILE|PRESET")
     facts = resolve(str(config_path), found, told=told, expected=expected)
-    assert facts.config is not None
+    if facts.config is None:
+        raise MissingFact(
+            f"{root}: there is no config.json, and the model config given does not tell {', '.join(facts.missing)}"
+        )
     config = facts.config
     source = _source(path, root, config, data or {}, notes)
     prefix = "" if any(key.startswith(("h.0.", "wte.")) for key in source.tensors) else "transformer."
@@ -65,7 +69,8 @@ def open_hf(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[
         manifest=manifest_of(root, source.tensors, notes),
         sidecar=data,
         missing_facts=facts.missing,
-        notes=notes + facts.notes,
+        notes=notes,
+        remarks=remarks + facts.notes,
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtool.convert.checkpoint import Checkpoint
-from llmtool.convert.facts import resolve
+from llmtool.convert.facts import Facts, resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import meta
 from llmtool.convert.manifest import manifest_of
@@ -17,7 +17,6 @@ from llmtool.convert.stores.absent import AbsentSource
 from llmtool.convert.stores.base import DTYPES, TensorSpec
 from llmtool.convert.stores.pickled import MetaSource
 from llmtool.errors import BadCheckpoint, MissingFact
-from llmtool.model_config import ModelConfig
 from llmtool.params import sizes
 
 EMBEDDING, OUTPUT, UP = "tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w3.weight"
@@ -29,11 +28,11 @@ def recognises(path: Path) -> bool:
     return path.is_dir() and (any(path.glob("consolidated*.pth")) or (path / "params.json").is_file())
 
 
-def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+def open_meta(path: Path, word: Word, told: Facts | None, expected: Mapping[str, Any]) -> Checkpoint:
     """Headers and params of a Meta checkpoint. The files do not say how ranks split the embedding; its shape does."""
     params_path = path / "params.json"
     data = read_json(params_path) if params_path.is_file() else None
-    dim = told.d_model if told else None
+    dim = (told or {}).get("d_model")
     if data is not None:
         fields = Fields(data, str(params_path))
         fields = fields.object("model") or fields
@@ -61,7 +60,7 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
     found |= {"vocab_size": vocab_size, "d_ff": d_ff}
     if OUTPUT not in source.tensors:
         found["tied"] = True
-    elif manifest is None and told is None:
+    elif manifest is None and "tied" not in (told or {}):
         found["tied"] = False  # tied models carry a copy of the embedding, which only a manifest or config tells apart
     facts = resolve(
         str(params_path), found, told=told, expected=expected, recorded=manifest.model if manifest else None
@@ -79,17 +78,17 @@ def open_meta(path: Path, word: Word, told: ModelConfig | None, expected: Mappin
         manifest=manifest,
         sidecar=data,
         missing_facts=facts.missing,
-        notes=notes + facts.notes,
+        remarks=notes + facts.notes,
     )
 
 
 def _without_weights(
-    path: Path, data: Mapping[str, Any] | None, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]
+    path: Path, data: Mapping[str, Any] | None, word: Word, told: Facts | None, expected: Mapping[str, Any]
 ) -> Checkpoint:
     """A params.json alone: what the weights would be. A vocabulary of -1 is the tokenizer's, or must be told."""
-    notes = ["the weights are not here: shapes follow from params.json"]
+    notes: list[str] = []
     where = str(path / "params.json")
-    vocab_size = told.vocab_size if told else vocabulary_size(path)
+    vocab_size = (told or {}).get("vocab_size") or vocabulary_size(path)
     found = vars(config_from_params(data or {}, where, d_ff=None, vocab_size=vocab_size, notes=notes))
     facts = resolve(where, found, told=told, expected=expected)
     assert facts.config is not None
@@ -106,7 +105,8 @@ def _without_weights(
         build_table=meta.table,
         sidecar=data,
         missing_facts=facts.missing,
-        notes=notes + facts.notes,
+        notes=["the weights are not here: shapes follow from params.json"],
+        remarks=notes + facts.notes,
     )
 
 

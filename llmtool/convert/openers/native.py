@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from llmtool.convert.checkpoint import Checkpoint
-from llmtool.convert.facts import resolve
+from llmtool.convert.facts import Facts, resolve
 from llmtool.convert.layout_word import Word
 from llmtool.convert.layouts import native
 from llmtool.convert.manifest import manifest_of
 from llmtool.convert.model_config_file import load_model_config
 from llmtool.convert.stores.zarr import ZarrSource
-from llmtool.model_config import ModelConfig
 
 MODEL, PARAMS = "model.json", "params"
 
@@ -21,7 +20,7 @@ def recognises(path: Path) -> bool:
     return (path / MODEL).is_file() and (path / PARAMS).is_dir()
 
 
-def open_native(path: Path, word: Word, told: ModelConfig | None, expected: Mapping[str, Any]) -> Checkpoint:
+def open_native(path: Path, word: Word, told: Facts | None, expected: Mapping[str, Any]) -> Checkpoint:
     """Headers and facts of a native checkpoint."""
     found = vars(load_model_config(str(path / MODEL)))
     source, notes = ZarrSource(path / PARAMS), list[str]()
@@ -37,6 +36,6 @@ def open_native(path: Path, word: Word, told: ModelConfig | None, expected: Mapp
         build_table=native.table,
         manifest=manifest,
         missing_facts=facts.missing,
-        notes=notes + facts.notes,
+        remarks=notes + facts.notes,
         step=manifest.step if manifest else None,
     )

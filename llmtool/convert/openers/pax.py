@@ -39,7 +39,7 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
 
 
 def open_pax(
-    path: Path, folder: PaxFolder, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any]
+    path: Path, folder: PaxFolder, word: Word | None, told: Facts | None, expected: Mapping[str, Any]
 ) -> Checkpoint:
     """Headers and facts of one step of a Pax checkpoint. ``word``: what the user says of the layout, if anything."""
     source = ZarrSource(folder.state, folder.unpadded)
@@ -49,7 +49,7 @@ def open_pax(
     manifest = manifest_of(folder.root, source.tensors)
     shown["format"] = folder.format
     if found["family"] == "gpt" and any(
-        known is not None and known.family == "gpt_neox" for known in (told, manifest.model if manifest else None)
+        known.get("family") == "gpt_neox" for known in (told or {}, vars(manifest.model) if manifest else {})
     ):
         found["family"] = "gpt_neox"  # the same variables: only a config tells
     options, notes = _options(name, shown, word, manifest, found, str(path))
@@ -61,10 +61,8 @@ def open_pax(
         told=told,
         expected=expected,
         recorded=manifest.model if manifest else None,
-        assumed={
-            fact: (value, f"what Pax's {found['family']} configs use")
-            for fact, value in ASSUMED[found["family"]].items()
-        },
+        assumed=ASSUMED[found["family"]],
+        whose=f"Pax's {found['family']} configs",
     )
     if facts.facts.get("position") == "rope" and "rope" not in {**(word.options if word else {})} and manifest is None:
         notes.append(f"rope=interleaved assumed: {LLAMA_ROPE}")
@@ -88,7 +86,8 @@ def open_pax(
         version=None if folder.version is None else str(folder.version),
         step=folder.step,
         missing_facts=missing,
-        notes=[*folder.notes, *notes, *facts.notes],
+        notes=list(folder.notes),
+        remarks=[*notes, *facts.notes],
         left_out={k: n for k, n in {"optimizer moments": moments, "optimizer counts": counts}.items() if n},
     )
 
@@ -112,7 +111,7 @@ def _options(
 def _heads(
     source: Source,
     found: Facts,
-    told: ModelConfig | None,
+    told: Facts | None,
     expected: Mapping[str, Any],
     manifest: Manifest | None,
     where: str,
@@ -121,7 +120,7 @@ def _heads(
     n_h, k_h = te_widths(source.tensors)
     known = {
         "the flags": dict(expected),
-        "the model config given": vars(told) if told else {},
+        "the model config given": told or {},
         "the manifest": vars(manifest.model) if manifest else {},
     }
     n, h = (_agreed(name, known, where) for name in ("n_heads", "head_dim"))
@@ -163,7 +162,7 @@ def _table(name: str, config: ModelConfig, options: Mapping[str, str], where: st
 
 
 def open_pax_path(
-    path: Path, word: Word | None, told: ModelConfig | None, expected: Mapping[str, Any], step: int | None
+    path: Path, word: Word | None, told: Facts | None, expected: Mapping[str, Any], step: int | None
 ) -> Checkpoint | None:
     """Open a path that holds a Pax checkpoint, or None if it does not."""
     folder = find_step(path, step)
