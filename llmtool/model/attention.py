@@ -6,6 +6,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from llmtool.model.norm import Norm
 from llmtool.model.part import Part
@@ -33,7 +34,7 @@ class Attention(Part):
     def __call__(self, x_BTD: jax.Array, context: Context) -> jax.Array:
         config, mask_BTS = self.config, context.mask_BTS
         x_BTD = Norm(config, self.compute, f"{self.path}.norm", name="norm")(x_BTD)
-        q_BTKGH, k_BSKH, v_BSKH = (self.linear(name, x_BTD) for name in "qkv")
+        q_BTKGH, k_BSKH, v_BSKH = (checkpoint_name(self.linear(name, x_BTD), name) for name in "qkv")
         if context.rope is not None:
             q_BTKGH, k_BSKH = rotate(q_BTKGH, *context.rope), rotate(k_BSKH, *context.rope)
         bias_BNTS = None
@@ -51,9 +52,9 @@ class Attention(Part):
             mask=None if mask_BTS is None else mask_BTS[:, None],
             is_causal=mask_BTS is None,
             scale=config.head_dim**-0.5 if config.scale_query else 1.0,
-            implementation=_implementation(q_BTNH, k_BSKH),
+            implementation=_implementation(self.compute.attention, q_BTNH, k_BSKH),
         )
-        return self.linear("out", out_BTNH.reshape(q_BTKGH.shape), inputs="KGH")
+        return checkpoint_name(self.linear("out", out_BTNH.reshape(q_BTKGH.shape), inputs="KGH"), "out")
 
 
 def _silent_key(
@@ -69,8 +70,12 @@ def _silent_key(
     return k_BSKH, v_BSKH, mask_BTS, None if bias_BNTS is None else jnp.pad(bias_BNTS, ((0, 0), (0, 0), (0, 0), one))
 
 
-def _implementation(q_BTNH: jax.Array, k_BSKH: jax.Array) -> Literal["cudnn", "xla"]:
-    """cuDNN's fused kernel where it takes these shapes, XLA elsewhere."""
+def _implementation(
+    asked: Literal["auto", "xla", "cudnn"], q_BTNH: jax.Array, k_BSKH: jax.Array
+) -> Literal["cudnn", "xla"]:
+    """What was asked for; "auto": cuDNN's fused kernel where it takes these shapes, XLA elsewhere."""
+    if asked != "auto":
+        return asked
     head_dim, half = q_BTNH.shape[-1], q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
     fits = half and head_dim % 8 == 0 and head_dim <= 128 and q_BTNH.shape[1] % 2 == k_BSKH.shape[1] % 2 == 0
     return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"

@@ -4,7 +4,9 @@ Its parameter tree is :mod:`llmtool.native_tree`: ``layers.block_{j}`` stacked o
 so that compile time does not grow with depth.
 """
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,9 +17,17 @@ from llmtool.model.attention import Attention, Context
 from llmtool.model.feed_forward import FeedForward
 from llmtool.model.moe import Experts
 from llmtool.model.norm import Norm, PreNorm
-from llmtool.model.part import Linear, Part, product
+from llmtool.model.part import Linear, Part, lookup, product
 from llmtool.model.position import packed_positions, relative_buckets, rope_angles, sinusoids
 from llmtool.model_config import ModelConfig
+
+
+# What the backward pass finds of a block's forward pass; the rest it computes again. "none": everything is kept.
+REMAT: Mapping[str, Callable[..., Any]] = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "save_dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "save_qkv_out": jax.checkpoint_policies.save_only_these_names("q", "k", "v", "out"),
+}
 
 
 class Layer(Part):
@@ -46,6 +56,9 @@ class Block(Part):
     def __call__(self, x_BTD: jax.Array, context: Context) -> tuple[jax.Array, None]:
         for j in range(self.config.block_period):
             path = f"{self.path}.block_{j}"
+            if self.compute.dropout:
+                quiet = not self.has_rng("dropout")
+                x_BTD = nn.Dropout(self.compute.dropout, deterministic=quiet, name=f"dropout_{j}")(x_BTD)
             x_BTD = Layer(self.config, self.compute, path, self.config.is_moe(j), name=f"block_{j}")(x_BTD, context)
         return x_BTD, None
 
@@ -62,9 +75,9 @@ class Decoder(Part):
         self.embed = self.weight("embed")
         self.position_table = self.optional_weight("positions")
         stack = nn.scan(
-            Block,
+            _kept(Block, self.compute.remat),
             variable_axes={"params": 0, "adapters": 0, "losses": 0},
-            split_rngs={"params": True},
+            split_rngs={"params": True, "dropout": True},
             in_axes=nn.broadcast,
             length=self.config.n_layers // self.config.block_period,
         )
@@ -108,12 +121,12 @@ class Decoder(Part):
             positions_BT = plain_1T if segment_ids_BT is None else packed_positions(segment_ids_BT)
             if self.position_table is not None and n_tokens > len(self.position_table):
                 raise Contradiction(f"{n_tokens} tokens a row, but the model has {len(self.position_table)} positions")
-        x_BTD = jnp.take(self.shard(self.embed, "VD"), ids_BT, axis=0)
+        x_BTD = lookup(self.shard(self.embed, "VD"), ids_BT)
         if self.position_table is not None:
-            x_BTD = x_BTD + jnp.take(self.position_table, positions_BT, axis=0)
+            x_BTD = x_BTD + lookup(self.position_table, positions_BT)
         elif config.position == "sinusoidal":
             x_BTD = x_BTD + sinusoids(positions_BT, config.d_model, self.compute.wide).astype(x_BTD.dtype)
-        with _full_products(self.compute.dtype):
+        with full_products(self.compute.dtype):
             context = self._context(n_tokens, positions_BT, segment_ids_BT, branches_BT)
             x_BTD, _ = self.layers(self.shard(x_BTD, "BTD"), context)
         return self.norm(x_BTD)
@@ -122,7 +135,7 @@ class Decoder(Part):
         """Float32 logits [B, T, V] of any number T of final states."""
         if self.config.scale_logits:
             x_BTD = x_BTD * self.config.d_model**-0.5
-        with _full_products(self.compute.dtype):
+        with full_products(self.compute.dtype):
             if self.config.tied:
                 return self.shard(product("BTD,VD->BTV", x_BTD, self.embed, self.compute.wide), "BTV")
             return self.unembed(x_BTD, "D", self.compute.wide)
@@ -151,6 +164,13 @@ class Decoder(Part):
         )
 
 
+def _kept(block: type[Block], remat: str) -> type[Block]:
+    if remat == "none":
+        return block
+    rematerialised: type[Block] = nn.remat(block, policy=REMAT[remat], prevent_cse=False)  # within a scan it is safe
+    return rematerialised
+
+
 def check_forward(config: ModelConfig) -> None:
     """Raise :class:`~llmtool.errors.MissingFact` where a fact that the arithmetic needs is not known."""
     needed = ["norm_eps", "position"]
@@ -163,6 +183,6 @@ def check_forward(config: ModelConfig) -> None:
     config.require(*needed, why="running the model")
 
 
-def _full_products(dtype: object) -> AbstractContextManager:
+def full_products(dtype: object) -> AbstractContextManager:
     """Accelerators shorten float32 products unless told not to."""
     return jax.default_matmul_precision("highest") if dtype == jnp.float32 else nullcontext()

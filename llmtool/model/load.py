@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from llmtool.model.sharding import weight_sharding
+from llmtool.model.sharding import RULES, Rules, weight_sharding
 from llmtool.model.tree import nest
 from llmtool.model_config import ModelConfig
 from llmtool.native_tree import NativeEntry, entries, members
@@ -38,16 +38,17 @@ def load_params(
     mesh: Mesh | None = None,
     dtype: Any = None,
     on_read: Callable[[int], None] = lambda n_bytes: None,
+    rules: Rules = RULES,
 ) -> dict[str, Any]:
     """The native tree on ``mesh`` (default: the first device), nested, ready for ``{"params": tree}``.
 
     ``dtype`` defaults to that of each weight in the files. ``on_read`` is told the bytes of every slice as it is read,
-    for a progress bar. All processes of the mesh must call this together.
+    for a progress bar; ``rules`` says which axes are split over the mesh. All processes of the mesh must call this together.
     """
     mesh = mesh or Mesh(np.array(jax.local_devices()[:1]), ("data",))
     names = {key: {index: weight.name for index, weight in slots.items()} for key, slots in members(config).items()}
     return nest({
-        key: _load_entry(checkpoint, entry, names[key], weight_sharding(entry, mesh), dtype, on_read)
+        key: _load_entry(checkpoint, entry, names[key], weight_sharding(entry, mesh, rules), dtype, on_read)
         for key, entry in entries(config).items()
     })
 

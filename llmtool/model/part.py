@@ -5,7 +5,7 @@ model of this config, or None where such a model has none; einsums are spelt wit
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -23,12 +23,20 @@ class Compute:
 
     ``capacity_factor`` bounds the tokens an expert takes in each of ``expert_groups`` equal groups of the batch, the
     rest are dropped; None drops nothing, so that a token's result does not depend on its batch.
+
+    For training: ``remat`` names what the backward pass keeps of a block's forward pass (``decoder.REMAT``),
+    ``dropout`` is that of every layer's input, active where the "dropout" rng is given, and ``weights_in_host`` says that
+    the weights lie in host memory, from where each layer's come as it is computed.
     """
 
     dtype: Any = jnp.float32
     mesh: Mesh | None = None
     capacity_factor: float | None = None
     expert_groups: int = 1
+    attention: Literal["auto", "xla", "cudnn"] = "auto"
+    remat: str = "none"
+    dropout: float = 0.0
+    weights_in_host: bool = False
 
     @property
     def wide(self) -> Any:
@@ -62,7 +70,10 @@ class Part(nn.Module):
         return self._weight(name, entry, dtype)
 
     def _weight(self, name: str, entry: NativeEntry, dtype: Any) -> jax.Array:
-        return self.param(name, _initial(name), entry.shape).astype(dtype or self.compute.dtype)
+        w = self.param(name, _initial(name), entry.shape)
+        if self.compute.weights_in_host:
+            w = jax.device_put(w, jax.memory.Space.Device)
+        return w.astype(dtype or self.compute.dtype)
 
     def linear(self, name: str, x: jax.Array, inputs: str = "D") -> jax.Array:
         """``x`` (axes ``B T`` and ``inputs``) through the weight and bias at ``name``."""
@@ -96,6 +107,26 @@ def product(spec: str, x: jax.Array, w: jax.Array, out_dtype: Any = None) -> jax
     out_dtype = out_dtype or x.dtype
     wanted = jnp.promote_types(x.dtype, jnp.float32) if jax.default_backend() == "cpu" else out_dtype
     return jnp.einsum(spec, x, w, preferred_element_type=wanted).astype(out_dtype)
+
+
+@jax.custom_vjp
+def lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
+    """Rows of a table. Its gradient is summed in float32 and rounded once: a row may be read thousands of times."""
+    return jnp.take(table_VD, ids_BT, axis=0)
+
+
+def _lookup_forward(table_VD: jax.Array, ids_BT: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return lookup(table_VD, ids_BT), (table_VD, ids_BT)
+
+
+def _lookup_backward(read: tuple[jax.Array, jax.Array], grad_BTD: jax.Array) -> tuple[jax.Array, None]:
+    table_VD, ids_BT = read
+    wide = jnp.promote_types(table_VD.dtype, jnp.float32)
+    sums_VD = jnp.zeros(table_VD.shape, wide).at[ids_BT].add(grad_BTD.astype(wide))
+    return sums_VD.astype(table_VD.dtype), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 def _initial(name: str) -> nn.initializers.Initializer:

@@ -15,9 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from llmtool.model_config import ModelConfig
 from llmtool.native_tree import NativeEntry, entries
 
+Rules = Mapping[str, tuple[str, ...]]
 # Letters in order of precedence: kv heads before the queries of each (G is split where K does not divide), experts
 # before the model axis of their matrices.
-RULES: Mapping[str, tuple[str, ...]] = {
+RULES: Rules = {
     "B": ("data", "fsdp"),
     "E": ("fsdp",),
     "K": ("tensor",),
@@ -29,11 +30,11 @@ RULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def spec(axes: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+def spec(axes: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh, rules: Rules = RULES) -> PartitionSpec:
     """How an array with these axis letters and lengths is split over ``mesh``."""
     taken: set[str] = set()
     placed: dict[int, tuple[str, ...]] = {}
-    for letter, names in RULES.items():
+    for letter, names in rules.items():
         names = tuple(name for name in names if name in mesh.shape)
         ways = math.prod(mesh.shape[name] for name in names)
         if letter in axes and ways > 1 and taken.isdisjoint(names) and shape[axes.index(letter)] % ways == 0:
@@ -42,10 +43,10 @@ def spec(axes: tuple[str, ...], shape: tuple[int, ...], mesh: Mesh) -> Partition
     return PartitionSpec(*(placed.get(i) for i in range(len(axes))))
 
 
-def weight_sharding(entry: NativeEntry, mesh: Mesh) -> NamedSharding:
+def weight_sharding(entry: NativeEntry, mesh: Mesh, rules: Rules = RULES) -> NamedSharding:
     """Where a weight lies. Vectors stay whole: gathering them would cost more than they save."""
     unstacked = len(entry.axes) - (entry.axes[0] == "L")
-    parts = PartitionSpec() if unstacked == 1 else spec(entry.axes, entry.shape, mesh)
+    parts = PartitionSpec() if unstacked == 1 else spec(entry.axes, entry.shape, mesh, rules)
     return NamedSharding(mesh, parts)
 
 
