@@ -35,8 +35,8 @@ def llama_tiny() -> Recipe:
 def glam_tiny() -> Recipe:
     """GLaM: every second layer has experts, with a capacity."""
     experts = Layer("as in glam-126m-64e, but for the number of groups", {
-        "optimizer.kind": "pax", "data.pipeline": "pax", "capacity_factor": 2.0, "aux_loss_weight": 0.01 / 2,
-        "loss_over": "all"})
+        "optimizer.kind": "pax", "data.pipeline": "pax", "capacity_factor": 2.0, "expert_groups": 8,
+        "aux_loss_weight": 0.01 / 2, "loss_over": "all"})
     sizes = _SMALL | {"d_ff": 256, "expert_d_ff": 256, "n_experts": 8}
     return _tiny("glam-tiny", "GLaM", replace(preset("glam-126m-64e"), **sizes), experts)
 
