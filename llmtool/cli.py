@@ -35,11 +35,11 @@ from llmtool.errors import LlmtoolError
 @click.group(
     name=PROGRAM,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
-    epilog="Every command takes a checkpoint in any layout: `llmtool layouts` lists them. More: `llmtool VERB --help`.",
+    epilog="Checkpoints may be in any layout: `llmtool layouts` lists them. More: `llmtool COMMAND --help`.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Move LLM checkpoints between Meta, Hugging Face, Pax and Transformer Engine, and prove that nothing was lost."""
+    """Move LLM checkpoints between Meta, Hugging Face, Pax, Transformer Engine and GGUF, and prove nothing was lost."""
 
 
 for command in (completion, convert, data, diff, evaluate, inspect, layouts, presets, verify):

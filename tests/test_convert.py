@@ -604,3 +604,20 @@ def test_a_file_may_be_converted_into_a_folder_beside_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "hf")
     convert_checkpoint("model.safetensors", "out", to="meta")
     assert diff_checkpoints(LLAMA, "out").equal
+
+
+def test_a_default_gives_way_to_what_the_user_says(tmp_path):
+    """A config without rope_theta does not say 10000: a told value completes it, and one that it says still wins."""
+    silent = hf_copy(tmp_path / "silent", rope_parameters=..., rope_theta=...)
+    with open_checkpoint(silent) as checkpoint:
+        assert checkpoint.config.rope_theta == 10000 and "rope_theta" in str(checkpoint.remarks)
+    told = dataclasses.replace(checkpoint.config, rope_theta=500000.0)
+    with open_checkpoint(silent, model_config=told) as checkpoint:
+        assert checkpoint.config.rope_theta == 500000
+    with pytest.raises(Contradiction, match="rope_theta"):
+        open_checkpoint(LLAMA, model_config=told)
+    meta = ORACLE / "meta_llama2_gqa_mp1"
+    with open_checkpoint(meta) as checkpoint:
+        told = dataclasses.replace(checkpoint.config, rope_theta=1e6)
+    with open_checkpoint(meta, model_config=told) as checkpoint:
+        assert checkpoint.config.rope_theta == 1e6

@@ -150,7 +150,9 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
             )
         )
     main = Counter(spec.dtype for spec in (plan.targets if plan else checkpoint.tensors).values()).most_common(1)[0][0]
-    texts = attempt(lambda: targets.check_sidecars(word, config, str(main), checkpoint)) or {}
+    texts = {}
+    if table is not None:  # else the sidecar would only say again that this model has no place there
+        texts = attempt(lambda: targets.check_sidecars(word, config, str(main), checkpoint)) or {}
     sidecars = attempt(lambda: sidecar_files(checkpoint.root)) or []
     needed = sum(spec.nbytes for spec in plan.targets.values()) if plan else 0
     if plan is not None and word.name == "meta":

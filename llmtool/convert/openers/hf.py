@@ -43,7 +43,10 @@ def open_hf(path: Path, word: Word, told: Facts | None, expected: Mapping[str, A
     notes: list[str] = []
     remarks: list[str] = []
     if data is not None:
-        found = vars(config_from_hf(data, str(config_path), remarks))
+        found = dict(vars(config_from_hf(data, str(config_path), remarks)))
+        rope = data.get("rope_parameters")
+        if "rope_theta" not in data and "rope_theta" not in (rope if isinstance(rope, dict) else {}):
+            found |= {name: told[name] for name in ("rope_theta",) if told and name in told}  # a default gives way
     elif told is not None:
         found = {}
     else:

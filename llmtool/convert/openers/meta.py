@@ -57,6 +57,10 @@ def open_meta(path: Path, word: Word, told: Facts | None, expected: Mapping[str,
     if data is not None:
         found = {**vars(config_from_params(data, str(params_path), d_ff=d_ff, vocab_size=vocab_size, notes=notes))}
         found["tied"] = None
+        inner = data["model"] if isinstance(data.get("model"), dict) else data
+        found |= {
+            name: told[name] for name in ("norm_eps", "rope_theta") if told and name in told and name not in inner
+        }
     found |= {"vocab_size": vocab_size, "d_ff": d_ff}
     if OUTPUT not in source.tensors:
         found["tied"] = True

@@ -179,8 +179,8 @@ class _Reader(pickle._Unpickler):  # private, but the same in every CPython 3
         found = _GLOBALS.get(f"{module}.{name}")
         if found is None:
             raise BadCheckpoint(
-                f"it wants to run {module[:60]!a} {name[:60]!a}. Only tensors and plain values are read, since anything"
-                " else could run code. Save the weights alone (a state_dict), best as safetensors."
+                f"it wants to run {f'{module[:60]}.{name[:60]}'!a}. Only tensors and plain values are read, since "
+                "anything else could run code. Save the weights alone (a state_dict), best as safetensors."
             )
         return found
 
