@@ -63,7 +63,7 @@ def tokenize(sources: tuple[str, ...], target: str, as_json: bool, quiet: bool, 
     """
     from llmtool.commands.show import print_json
     from llmtool.progress import human_count, progress
-    from llmtool.train.data.tokenize import tokenize as run
+    from llmtool.train.data.tokenizing import tokenize as run
 
     with progress("tokenizing", quiet=quiet, unit="items") as bar:
         told = run(sources, target, progress=bar.advance, **options)
@@ -92,7 +92,7 @@ def train_tokenizer(sources: tuple[str, ...], target: str, **options: Any) -> No
     \b
     llmtool data train-tokenizer corpus/*.jsonl.gz my.model --vocab-size 8000
     """
-    from llmtool.train.data.train_tokenizer import train_tokenizer as run
+    from llmtool.train.data.tokenizer_training import train_tokenizer as run
 
     click.echo(f"{target}: {run(sources, target, **options):,} entries")
 

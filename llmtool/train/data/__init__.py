@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmtool.train.data.loader import Loader, gather_state, make_loader, merge_states, record_ids
-    from llmtool.train.data.tokenize import tokenize
-    from llmtool.train.data.train_tokenizer import train_tokenizer
+    from llmtool.train.data.tokenizer_training import train_tokenizer
+    from llmtool.train.data.tokenizing import tokenize
 
 __all__ = ["Loader", "gather_state", "make_loader", "merge_states", "record_ids", "tokenize", "train_tokenizer"]
 
-_HOMES = {"tokenize": "tokenize", "train_tokenizer": "train_tokenizer"}
+_HOMES = {"tokenize": "tokenizing", "train_tokenizer": "tokenizer_training"}
 
 
 def __getattr__(name: str) -> Any:
