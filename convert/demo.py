@@ -1,8 +1,9 @@
 """`make demo`: a real model through every layout and back, with the proof that nothing changed.
 
 SmolLM2-135M (its GGUF file comes in a package of the Python registry) goes gguf -> hf -> meta -> pax -> te -> hf. After
-each step the two sides are compared weight by weight; at the end transformers runs the first and the last Hugging Face
-folder on the same tokens. `--model` takes any other checkpoint, `--keep` leaves the converted ones to look at.
+each step the two sides are compared weight by weight; then transformers runs the first and the last Hugging Face folder
+on the same tokens, and both are evaluated on the small sets in `evaluate/samples`, as is the form for Transformer
+Engine. `--model` takes any other checkpoint, `--keep` leaves the converted ones to look at.
 """
 
 import argparse
@@ -62,10 +63,32 @@ def main() -> int:
     console.print(table)
     console.print(f"transformers' logits of {folders[1].name} and {folders[-1].name} on {TOKENS} tokens: "
                   + ("equal, bit for bit" if difference == 0 else f"DIFFERENT, by up to {difference}"))
+    figures, agree = evaluated(folders[1:2] + folders[-2:])
+    same &= agree
+    console.print(figures)
     console.print(f"all in {time.monotonic() - start:.0f} s")
     if not options.keep:
         shutil.rmtree(work)
     return 0 if same else 1
+
+
+def evaluated(folders: list[Path]) -> tuple[Table, bool]:
+    """LAMBADA and BoolQ on sample items, zero-shot, of each folder; and whether all got the same figures."""
+    from llmtool.evaluate import evaluate_boolq, evaluate_lambada
+
+    samples = Path(__file__).resolve().parent.parent / "evaluate" / "samples"
+    table = Table("checkpoint", "LAMBADA accuracy", "perplexity", "BoolQ accuracy", "items/s", box=None,
+                  header_style="bold")
+    found = set()
+    for folder in folders:
+        lambada = evaluate_lambada(folder, data=samples / "lambada.jsonl").to_json()
+        boolq = evaluate_boolq(folder, data=samples / "boolq.jsonl").to_json()
+        row = (f"{lambada['accuracy']:.3f} ± {lambada['accuracy_stderr']:.3f}", f"{lambada['perplexity']:.2f}",
+               f"{boolq['accuracy']:.3f} ± {boolq['accuracy_stderr']:.3f}")
+        found.add(row)
+        rate = (lambada["n"] + boolq["n"]) / (lambada["seconds"] + boolq["seconds"])
+        table.add_row(folder.name, *row, f"{rate:.1f}")
+    return table, len(found) == 1
 
 
 def fetch(folder: Path) -> Path:

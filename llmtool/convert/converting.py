@@ -150,7 +150,7 @@ def _prepare(checkpoint: Checkpoint, word: Word, dtype: np.dtype | None, target:
             )
         )
     main = Counter(spec.dtype for spec in (plan.targets if plan else checkpoint.tensors).values()).most_common(1)[0][0]
-    texts = {}
+    texts: Mapping[str, str] = {}
     if table is not None:  # else the sidecar would only say again that this model has no place there
         texts = attempt(lambda: targets.check_sidecars(word, config, str(main), checkpoint)) or {}
     sidecars = attempt(lambda: sidecar_files(checkpoint.root)) or []
