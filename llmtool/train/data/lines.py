@@ -74,7 +74,11 @@ def _line_spans(path: Path) -> np.ndarray:
     end = np.concatenate([*ends, [at]]).astype(np.int64)
     start = np.concatenate([[len(_BOM) if head == _BOM else 0], end[:-1] + 1])
     spans = np.stack([start, end], axis=1)
-    return spans[end - start > 1]  # a lone carriage return is blank too; no object is one byte
+    length, alone = end - start, end - start == 1
+    blank = length <= 0
+    if alone.any():  # a carriage return is nothing either
+        blank[alone] = np.memmap(path, np.uint8, "r")[start[alone]] == 0x0D
+    return spans[~blank]
 
 
 class Line(NamedTuple):
@@ -96,7 +100,7 @@ class JsonStream(Stream):
         for index, file in enumerate(self.files):
             for number, line in enumerate(_lines(file), 1):
                 line = line.removeprefix(_BOM) if number == 1 else line
-                if len(line) > 1:
+                if line not in (b"", b"\r"):
                     yield Line(index, number, line)
 
     def text(self, record: Line) -> str:

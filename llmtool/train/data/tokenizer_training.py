@@ -41,23 +41,41 @@ def train_tokenizer(sources: Sequence[str], target: str | Path, *, kind: Kind = 
                                          else "expected a name that ends in .model"))
     model = io.BytesIO()
     sentencepiece.set_random_generator_seed(seed)
+    lines = _Lines(sources, text_field)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(sources, text_field), model_writer=model,
+            sentence_iterator=iter(lines), model_writer=model,
             vocab_size=size, input_sentence_size=max_lines, shuffle_input_sentence=True,
             num_threads=workers, minloglevel=2, **OPTIONS[kind])
     except RuntimeError as error:
+        lines.check()
         told = str(error).splitlines()[-1] if str(error) else "no reason given"
         raise BadData(f"{', '.join(sources)}: SentencePiece cannot make {size} entries of it: {told}. "
                       "Give more text, or a smaller --vocab-size") from error
+    lines.check()
     _write(target, model.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
 
 
-def _lines(sources: Sequence[str], text_field: str) -> Iterator[str]:
-    for source in sources:
-        for _, text in every_text(open_texts(parse_word(source), text_field)):
-            yield from (line for line in text.split("\n") if line.strip())
+class _Lines:
+    """Lines of the documents. SentencePiece takes an error for the end of the text, so it is kept and raised later."""
+
+    def __init__(self, sources: Sequence[str], text_field: str):
+        self.sources, self.text_field = sources, text_field
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for source in self.sources:
+                for _, text in every_text(open_texts(parse_word(source), self.text_field)):
+                    yield from (line for line in text.split("\n") if line.strip())
+        except Exception as error:
+            self.error = error
+            raise
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def _write(path: Path, data: bytes) -> None:

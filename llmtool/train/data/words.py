@@ -39,7 +39,7 @@ def parse_word(text: str) -> Word:
     if rest == "synthetic":
         return Word(rest, weight=weight)
     if not colon or kind not in KINDS[:-1]:
-        kind, path = _guess(rest, text), rest
+        kind, path = _guess(rest, text) if rest else "", rest
     split = "train"
     if kind in ("tfds", "hf") and "@" in path:
         path, _, split = path.rpartition("@")
