@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from llmtool.convert.sidecars.tokenizer_files import PATTERNS
+from llmtool.convert.stores.files import sync, sync_all
 from llmtool.errors import BadTarget
 
 MARKS = (  # what a folder that --overwrite may replace holds: our manifest, or weights under the names of a layout
@@ -106,17 +107,7 @@ def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below ``folder`` to disk."""
-    for here, _, files in os.walk(folder):
-        for name in files:
-            sync(Path(here, name))
-        sync(Path(here))
-
-
-def sync(path: Path) -> None:
-    """Flush one file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Flush every file and folder below ``folder`` to disk, folders after what they hold."""
+    walked = [(Path(here), files) for here, _, files in os.walk(folder)]
+    sync_all(here / name for here, files in walked for name in files)
+    sync_all(here for here, _ in walked)

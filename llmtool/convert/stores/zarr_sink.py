@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from llmtool.convert.stores.base import Index, TensorSpec
-from llmtool.convert.stores.files import OutputFile, octets, sync, write_at
+from llmtool.convert.stores.files import OutputFile, octets, sync_all, write_at
 from llmtool.convert.stores.ledger import Ledger
 from llmtool.convert.stores.sniff import is_plain_name
 from llmtool.convert.stores.zarr_meta import ARRAY_FILE, ArrayMeta, cells, chunk_name, has_dtype, overlap
@@ -81,15 +81,7 @@ class ZarrSink:
     def _place(self, path: Path, meta: ArrayMeta, box: Box, part: np.ndarray) -> None:
         with self._lock:
             self._written.add(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            os.ftruncate(descriptor, meta.chunk_nbytes)  # a grown file reads as zeros: the padding of an edge
-            if part.shape == meta.chunks:
-                write_at(descriptor, octets(np.ascontiguousarray(part)), 0)
-            else:
-                _write_box(descriptor, meta, box, part)
-        finally:
-            os.close(descriptor)
+        write_part(path, meta, box, part)
 
     def _pack(self, path: Path, meta: ArrayMeta, cell: Index, box: Box, part: np.ndarray) -> None:
         with self._lock:
@@ -104,9 +96,7 @@ class ZarrSink:
             path = self._folder / key / ARRAY_FILE
             path.write_text(self._meta(key, 0).dumps())
             self._written |= {path, path.parent}
-        for path in self._written:
-            sync(path)
-        sync(self._folder)
+        sync_all([*self._written, self._folder])
 
 
 class _Packing:
@@ -155,6 +145,24 @@ class _Packing:
         self._append(self._stream.flush())
         self._file.close()
         return True
+
+
+def write_part(path: Path, meta: ArrayMeta, box: Box, part: np.ndarray, *, durable: bool = False) -> None:
+    """Write ``part`` to ``chunk[box]`` of a plain chunk's file. Several processes may do so at once, each its own box.
+
+    ``durable`` forces it onto the disk before this returns.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        os.ftruncate(descriptor, meta.chunk_nbytes)  # a grown file reads as zeros: the padding of an edge
+        if part.shape == meta.chunks:
+            write_at(descriptor, octets(np.ascontiguousarray(part)), 0)
+        else:
+            _write_box(descriptor, meta, box, part)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_box(descriptor: int, meta: ArrayMeta, box: Box, part: np.ndarray) -> None:
