@@ -25,6 +25,11 @@ def printed(capsys: pytest.CaptureFixture[str]):
     return run
 
 
+def _corpus(folder: Path) -> Path:
+    (folder / "corpus.txt").write_text("the red boat")
+    return folder / "corpus.txt"
+
+
 def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path: Path) -> None:
     source, target = oracle / "hf_llama_gqa", tmp_path / "out"
     objects = [
@@ -37,6 +42,7 @@ def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path:
         printed("eval", "lambada", "--ckpt", source, "--data", write_lambada(tmp_path / "lambada.jsonl"),
                 "--tokenizer", write_tokenizer(tmp_path / "tokenizer"), "--mesh", "data=8"),
         printed("layouts"),
+        printed("data", "tokenize", _corpus(tmp_path), tmp_path / "tokens", "--tokenizer", tmp_path / "tokenizer"),
         printed("presets"),
         printed("presets", "show", "gpt-5b", "--strict-pax"),
         printed("inspect", tmp_path / "nothing", status=2),

@@ -6,11 +6,11 @@ The library: ``make_loader`` gives batches; ``tokenize`` makes token files; ``tr
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmtool.train.data.loader import Loader, gather_state, make_loader, merge_states, record_ids
+    from llmtool.train.data.loader import Loader, make_loader, merge_states, record_ids
     from llmtool.train.data.tokenizer_training import train_tokenizer
     from llmtool.train.data.tokenizing import tokenize
 
-__all__ = ["Loader", "gather_state", "make_loader", "merge_states", "record_ids", "tokenize", "train_tokenizer"]
+__all__ = ["Loader", "make_loader", "merge_states", "record_ids", "tokenize", "train_tokenizer"]
 
 _HOMES = {"tokenize": "tokenizing", "train_tokenizer": "tokenizer_training"}
 

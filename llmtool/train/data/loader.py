@@ -77,21 +77,6 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return first | {"lanes": lanes}
 
 
-def gather_state(loader: "Loader") -> dict[str, Any]:
-    """``merge_states`` over the processes of ``jax.distributed``; every process calls it at the same step."""
-    import jax
-
-    state = loader.state()
-    if jax.process_count() == 1 or not state["lanes"]:
-        return state
-    from jax.experimental import multihost_utils
-
-    mine = np.ascontiguousarray(loader.cursors).view(np.int32)  # JAX has no int64 unless asked
-    every = np.asarray(multihost_utils.process_allgather(mine)).view(np.int64)
-    every = every.reshape(-1, *loader.cursors.shape[1:])
-    return state | {"lanes": {str(place): cursors for place, cursors in enumerate(every.tolist())}}
-
-
 class Loader(Iterator[Batch]):
     """An iterator of Batch. ``batches``: how many there are from the beginning (None: no end)."""
 
@@ -126,7 +111,7 @@ class Loader(Iterator[Batch]):
 
     def state(self) -> dict[str, Any]:
         """The position behind the batch that was given last, fit for JSON. Where sources are read as they come, it
-        tells of this process's rows only: see ``gather_state``."""
+        tells of this process's rows only: see ``merge_states``."""
         lanes = {str(self.first + at): cursors for at, cursors in enumerate(self.cursors.tolist())}
         return {"schema": SCHEMA, "run": self.run, "batches": self.done, "lanes": lanes if self.plan.lanes else {}}
 
@@ -143,7 +128,7 @@ class Loader(Iterator[Batch]):
             places = [str(self.first + at) for at in range(self.rows)]
             if missing := [place for place in places if place not in state["lanes"]]:
                 raise Contradiction(f"the data position tells nothing of rows {', '.join(missing[:5])} of the batch; "
-                                    "it was saved by one process of several, expected all of them (gather_state)")
+                                    "it was saved by one process of several, expected all of them (merge_states)")
             self.cursors = np.array([state["lanes"][place] for place in places], np.int64).reshape(self.cursors.shape)
         self.close()
         self.done = state["batches"]
