@@ -73,5 +73,9 @@ class BadItems(BadData, Problems):
     """Items of a data set are not what the task needs."""
 
 
+class BadState(BadCheckpoint, Problems):
+    """A saved train state is not one of the run that wants to go on from it."""
+
+
 class BadChoices(BadRun, Problems):
     """Choices of a training run are impossible, alone or beside one another."""

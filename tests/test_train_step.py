@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmtool.errors import Contradiction
 from llmtool.model.decoder import REMAT
@@ -109,6 +107,9 @@ def test_six_steps_are_those_of_praxis(case: str) -> None:
         np.testing.assert_allclose(ours["lr"], wanted["learning/lr_aggregate_scalar"], rtol=RELATIVE)
     np.testing.assert_allclose(losses[0]["grad_norm"], told.steps[0]["learning/raw_grad_norm_aggregate_scalar"],
                                rtol=GRADIENT)
+    for tree in (params, nudged_params, told.before, told.after):  # the key's bias moves at random: its gradient is 0
+        for key in [key for key in tree if key.endswith("attn.k.b")]:
+            del tree[key]
     error, way = norm(difference(params, told.after)), norm(difference(told.before, told.after))
     assert error <= max(GRADIENT * way, 3 * norm(difference(params, nudged_params)))
     assert error <= 0.02 * way
@@ -117,9 +118,11 @@ def test_six_steps_are_those_of_praxis(case: str) -> None:
 # -- the loss ----------------------------------------------------------------------------------------------------------
 
 
-@given(rows=st.integers(1, 4), length=st.integers(1, 13), chunk=st.integers(1, 9), tied=st.booleans(),
-       bias=st.booleans(), z=st.sampled_from([0.0, 0.3]))
-@settings(max_examples=15)
+@pytest.mark.parametrize(
+    ("rows", "length", "chunk", "tied", "bias", "z"),
+    [(1, 1, 1, True, False, 0.0), (3, 13, 5, True, True, 0.3), (2, 12, 4, False, True, 0.0),
+     (2, 7, 9, False, False, 0.3), (4, 7, 0, True, False, 0.3)],
+)  # fmt: skip
 def test_loss_in_stretches_is_the_plain_loss(
     rows: int, length: int, chunk: int, tied: bool, bias: bool, z: float
 ) -> None:
@@ -136,18 +139,13 @@ def test_loss_in_stretches_is_the_plain_loss(
         return 0.5 * jnp.sum(weights * (lse - at_target + z * jnp.square(lse)))
 
     def ours(x: jax.Array, w: jax.Array, b: jax.Array | None) -> jax.Array:
-        total, sums = cross_entropy(x, Unembed(w if tied else w.T, b), "VD" if tied else "DV", targets, weights,
-                                    z_weight=z, chunk_bytes=chunk * rows * 11 * 4)
-        np.testing.assert_allclose(total, sums.xent + z * sums.squared_lse, rtol=1e-6) if not _traced(total) else None
+        total, _ = cross_entropy(x, Unembed(w if tied else w.T, b), "VD" if tied else "DV", targets, weights,
+                                 z_weight=z, chunk_bytes=chunk * rows * 11 * 4)
         return 0.5 * total
 
     over = (0, 1, 2) if bias else (0, 1)
-    expected, found = (jax.value_and_grad(f, over)(x, w, b) for f in (plain, ours))
+    expected, found = (jax.jit(jax.value_and_grad(f, over))(x, w, b) for f in (plain, ours))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), found, expected)
-
-
-def _traced(x: jax.Array) -> bool:
-    return isinstance(x, jax.core.Tracer)
 
 
 def test_no_array_of_all_logits_exists() -> None:
@@ -234,7 +232,7 @@ def test_frozen_leaves_stay_and_own_no_state() -> None:
     assert set(state.opt.m) == set(state.opt.v) == {key for key in state.params if ".attn." in key}
     before = {key: np.array(x) for key, x in state.params.items()}
     full, _ = gradients(run, rows(4))
-    part, metrics = gradients(run, rows(4), trainable=trainable)
+    part, _ = gradients(run, rows(4), trainable=trainable)
     jax.tree.map(np.testing.assert_array_equal, part, {key: full[key] for key in part})
     np.testing.assert_allclose(
         make_step(run, placement, state, trainable)(state, to_devices(rows(4), placement))[1]["grad_norm"],

@@ -48,7 +48,8 @@ def golden(case: str) -> Golden:
         DataConfig(pipeline="pax" if config.family == "llama" else "packed"),
         steps=6, seq_len=arrays["in.ids"].shape[1], batch_per_device=2, strategy="ddp", precision="fp32",
         capacity_factor=float(factor[1]) if factor else None,
-        aux_loss_weight=aux, z_loss_weight=1e-4 if "oracleloss" in kind else 0.0, loss_over="all" if glam else "counted",
+        aux_loss_weight=aux, z_loss_weight=1e-4 if "oracleloss" in kind else 0.0,
+        loss_over="all" if glam else "counted",
     )  # fmt: skip
     batch = Batch(*(arrays[f"in.{key}"] for key in ("ids", "labels", "weights", "segment_ids", "segment_pos")))
     return Golden(run, batch, _ours(arrays, "param_after1.", config), _ours(arrays, "param_after6.", config),

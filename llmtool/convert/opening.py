@@ -22,8 +22,9 @@ def open_checkpoint(
     """Open a checkpoint in any layout, from its headers alone.
 
     ``layout``: a layout word where the files do not say enough, or to insist; ``model_config``: facts that the files
-    lack (a file, a preset's name or a ModelConfig); ``step``: of a Pax job with several; ``expected``: facts that must
-    hold (fields of ModelConfig). Raises an LlmtoolError that says what was found and what to do.
+    lack (a file, a preset's name or a ModelConfig); ``step``: of a Pax job, or of a run of ours, with several;
+    ``expected``: facts that must hold (fields of ModelConfig). Raises an LlmtoolError that says what was found and
+    what to do.
     """
     path = Path(path)
     if not path.exists():
@@ -72,11 +73,15 @@ def _open(
             "(hf), consolidated.NN.pth (meta), checkpoints/checkpoint_NNNNNNNN (pax, te), model.json with params/ "
             "(native) or a .gguf file"
         )
+    if found[0] == "native":
+        return native.open_native(path, word or Word("native"), told, expected, step)
     if step is not None:
-        raise UnknownLayout(f"{path}: --step is for Pax checkpoints; this is {found[0]}")
+        raise UnknownLayout(f"{path}: --step is for Pax checkpoints and for runs of ours; this is {found[0]}")
     return openers[found[0]][1](path, word or Word(found[0]), told, expected)
 
 
 def _listing(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir())[:8] if path.is_dir() else [path.name]
+    if not path.is_dir():
+        return "it is a file; give the folder that it lies in, unless it is a .safetensors or .gguf file"
+    names = sorted(entry.name for entry in path.iterdir())[:8]
     return "it holds: " + (", ".join(names) if names else "nothing")

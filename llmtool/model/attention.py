@@ -47,6 +47,8 @@ class Attention(Part):
             assert mask_BTS is not None
             k_BSKH, v_BSKH, mask_BTS, bias_BNTS = _silent_key(k_BSKH, v_BSKH, mask_BTS, bias_BNTS)
         q_BTNH = q_BTKGH.reshape(*q_BTKGH.shape[:2], config.n_heads, config.head_dim)
+        if x_BTD.dtype == jnp.float16 and jax.default_backend() == "cpu":  # which has no such products of float16
+            q_BTNH, k_BSKH, v_BSKH = (x.astype(jnp.float32) for x in (q_BTNH, k_BSKH, v_BSKH))
         out_BTNH = jax.nn.dot_product_attention(
             q_BTNH, k_BSKH, v_BSKH, bias=bias_BNTS,
             mask=None if mask_BTS is None else mask_BTS[:, None],
@@ -54,7 +56,8 @@ class Attention(Part):
             scale=config.head_dim**-0.5 if config.scale_query else 1.0,
             implementation=_implementation(self.compute.attention, q_BTNH, k_BSKH),
         )
-        return checkpoint_name(self.linear("out", out_BTNH.reshape(q_BTKGH.shape), inputs="KGH"), "out")
+        out_BTKGH = out_BTNH.astype(x_BTD.dtype).reshape(q_BTKGH.shape)
+        return checkpoint_name(self.linear("out", out_BTKGH, inputs="KGH"), "out")
 
 
 def _silent_key(

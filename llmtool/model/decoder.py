@@ -21,7 +21,6 @@ from llmtool.model.part import Linear, Part, lookup, product
 from llmtool.model.position import packed_positions, relative_buckets, rope_angles, sinusoids
 from llmtool.model_config import ModelConfig
 
-
 # What the backward pass finds of a block's forward pass; the rest it computes again. "none": everything is kept.
 REMAT: Mapping[str, Callable[..., Any]] = {
     "full": jax.checkpoint_policies.nothing_saveable,

@@ -43,7 +43,8 @@ def load_params(
     """The native tree on ``mesh`` (default: the first device), nested, ready for ``{"params": tree}``.
 
     ``dtype`` defaults to that of each weight in the files. ``on_read`` is told the bytes of every slice as it is read,
-    for a progress bar; ``rules`` says which axes are split over the mesh. All processes of the mesh must call this together.
+    for a progress bar; ``rules`` says which axes are split over the mesh. All processes of the mesh must call this
+    together.
     """
     mesh = mesh or Mesh(np.array(jax.local_devices()[:1]), ("data",))
     names = {key: {index: weight.name for index, weight in slots.items()} for key, slots in members(config).items()}

@@ -25,8 +25,8 @@ class Compute:
     rest are dropped; None drops nothing, so that a token's result does not depend on its batch.
 
     For training: ``remat`` names what the backward pass keeps of a block's forward pass (``decoder.REMAT``),
-    ``dropout`` is that of every layer's input, active where the "dropout" rng is given, and ``weights_in_host`` says that
-    the weights lie in host memory, from where each layer's come as it is computed.
+    ``dropout`` is that of every layer's input, active where the "dropout" rng is given, and ``weights_in_host`` says
+    that the weights lie in host memory, from where each layer's come as it is computed.
     """
 
     dtype: Any = jnp.float32

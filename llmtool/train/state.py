@@ -59,7 +59,7 @@ def new_state(run: RunConfig, params: Mapping[str, Any], trainable: Trainable = 
 
 def abstract_state(run: RunConfig, trainable: Trainable = everything) -> TrainState:
     """Shapes and dtypes of the state, with no array made."""
-    return jax.eval_shape(lambda: new_state(run, initial_params(run), trainable))
+    return jax.eval_shape(lambda: new_state(run, initial_params(run.model, run.init_std, run.seed), trainable))
 
 
 def state_shardings(state: TrainState, placement: Placement) -> TrainState:
@@ -82,6 +82,8 @@ def init_state(
     places = state_shardings(abstract_state(run, trainable), placement)
     on_device = jax.tree.map(lambda place: place.with_memory_kind("device"), places)
     if params is None:
-        params = jax.jit(lambda: initial_params(run), out_shardings=on_device.params)()
-    state = jax.jit(lambda p: new_state(run, p, trainable), out_shardings=on_device)(dict(params))
+        draw = jax.jit(initial_params, static_argnums=(0, 1, 2), out_shardings=on_device.params)
+        params = draw(run.model, run.init_std, run.seed)
+    begin = jax.jit(new_state, static_argnums=(0, 2), out_shardings=on_device)
+    state = begin(run, dict(params), trainable)
     return jax.device_put(state, places)

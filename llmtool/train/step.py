@@ -145,12 +145,11 @@ def losses(
     if run.model.scale_logits:
         x_BTD = x_BTD * run.model.d_model**-0.5
     matrix, axes = ("embed", "VD") if run.model.tied else ("unembed.w", "DV")
-    weights = [params[key] if key in params else None for key in (matrix, "unembed.b")]
+    unembed = Unembed(params[matrix], params.get("unembed.b"))
     if run.offload == "parameters":
-        weights = [None if w is None else jax.device_put(w, jax.memory.Space.Device) for w in weights]
-    assert weights[0] is not None
+        unembed = jax.tree.map(lambda w: jax.device_put(w, jax.memory.Space.Device), unembed)
     total, sums = cross_entropy(
-        x_BTD, Unembed(weights[0], weights[1]), axes, micro.targets, micro.weights,
+        x_BTD, unembed, axes, micro.targets, micro.weights,
         z_weight=run.z_loss_weight, mesh=model.compute.mesh,
     )  # fmt: skip
     aux = sum((jnp.sum(leaf) for leaf in jax.tree.leaves(sown)), jnp.float32(0))

@@ -147,11 +147,8 @@ class _Packing:
         return True
 
 
-def write_part(path: Path, meta: ArrayMeta, box: Box, part: np.ndarray, *, durable: bool = False) -> None:
-    """Write ``part`` to ``chunk[box]`` of a plain chunk's file. Several processes may do so at once, each its own box.
-
-    ``durable`` forces it onto the disk before this returns.
-    """
+def write_part(path: Path, meta: ArrayMeta, box: Box, part: np.ndarray) -> None:
+    """Write ``part`` to ``chunk[box]`` of a plain chunk's file. Several processes may do so at once, each its own box."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         os.ftruncate(descriptor, meta.chunk_nbytes)  # a grown file reads as zeros: the padding of an edge
@@ -159,8 +156,6 @@ def write_part(path: Path, meta: ArrayMeta, box: Box, part: np.ndarray, *, durab
             write_at(descriptor, octets(np.ascontiguousarray(part)), 0)
         else:
             _write_box(descriptor, meta, box, part)
-        if durable:
-            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
