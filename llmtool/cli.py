@@ -27,6 +27,7 @@ from llmtool.commands.evaluate import evaluate
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
 from llmtool.commands.presets import presets
+from llmtool.commands.pretrain import pretrain
 from llmtool.commands.show import printable
 from llmtool.commands.verify import verify
 from llmtool.errors import LlmtoolError
@@ -42,7 +43,7 @@ def cli() -> None:
     """Move LLM checkpoints between Meta, Hugging Face, Pax, Transformer Engine and GGUF, and prove nothing was lost."""
 
 
-for command in (completion, convert, data, diff, evaluate, inspect, layouts, presets, verify):
+for command in (completion, convert, data, diff, evaluate, inspect, layouts, presets, pretrain, verify):
     cli.add_command(command)
 
 

@@ -213,6 +213,46 @@ def print_preset(told: dict[str, Any]) -> None:
     _print_lines(console, "note: ", told["notes"])
 
 
+def print_training(told: dict[str, Any]) -> None:
+    """What a training run came to."""
+    console, table = _console(), _table(show_header=False)
+    loss, best = told["loss"], told["best_validation_loss"]
+    rate = "" if told["tokens_per_second"] is None else f", {told['tokens_per_second']:,.0f} tokens/s"
+    why = {"steps": "", "data": ", the data have no more", "sigterm": ", stopped by SIGTERM; --resume goes on"}
+    for name, value in (
+        ("run", f"{told['name']}, {human_count(told['parameters'])} parameters, {told['devices']} devices"),
+        ("steps", f"{told['step']:,} of {told['steps']:,}{why[told['ended']]}"),
+        ("time", human_seconds(told["seconds"]) + rate),
+        ("memory", f"{human_bytes(told['max_memory_bytes'])} at most"),
+        ("loss", "none this time" if loss is None else f"{loss:.4f}"),
+        ("validation", "none" if best is None else f"{best:.4f} at best, at step {told['best_step']:,}"),
+        ("checkpoints", f"{told['out']}  (--ckpt takes it)"),
+    ):
+        table.add_row(name, printable(value))
+    _print_table(console, table)
+
+
+def print_benchmark(told: dict[str, Any]) -> None:
+    """How fast a run's steps are."""
+    table = _table(show_header=False)
+    mesh = ",".join(f"{axis}={size}" for axis, size in told["mesh"].items())
+    mfu = "" if told["mfu"] is None else f", MFU {told['mfu']:.1%}"
+    for name, value in (
+        ("run", f"{told['name']}, {human_count(told['parameters'])} parameters, {told['precision']}"),
+        ("devices", f"{told['devices']} × {told['device']}, {told['strategy']}, {mesh}"),
+        ("step", f"{told['sequences_per_step']} sequences of {told['seq_len']} tokens"),
+        ("timed", f"{told['steps']} steps after {told['skipped']}; the first took "
+                  f"{human_seconds(told['first_step_seconds'])}"),
+        ("seconds a step", f"{told['step_seconds']:.4g} (fastest {told['fastest_step_seconds']:.4g})"),
+        ("sequences/s", f"{told['sequences_per_second']:,.4g}"),
+        ("tokens/s", f"{told['tokens_per_second']:,.0f}"),
+        ("TFLOP/s a device", f"{told['tflops_per_device']:.4g}{mfu}"),
+        ("memory", f"{human_bytes(told['max_memory_bytes'])} at most"),
+    ):
+        table.add_row(name, value)
+    _print_table(_console(), table)
+
+
 def fold(rows: Iterable[tuple[str, _Rest]]) -> Iterator[tuple[str, _Rest, int]]:
     """Put texts that differ in numbers alone (layers, experts), and not in what stands beside them, into one.
 

@@ -8,18 +8,41 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from llmtool.errors import LlmtoolError
+
 T = TypeVar("T")
 
 
-def join_processes(asked: bool = False) -> None:
+SILENCE = 100  # seconds without a sign of life after which a process counts as dead, and the others end
+_PATIENCE = 300  # seconds to wait for all processes to come, and for the last to end
+
+
+def join_processes(
+    asked: bool = False,
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    silence: int = SILENCE,
+) -> None:
     """Make the devices of all processes of this job one machine; call it before anything touches a device.
 
-    Joins when ``asked`` to, or when ``srun`` or ``mpirun`` started more than one process. JAX finds coordinator, count
-    and index under Slurm, Open MPI, Kubernetes and on TPU pods.
+    Joins when ``asked`` to, or when ``srun`` or ``mpirun`` started more than one process. JAX finds ``coordinator``
+    (HOST:PORT of the first process), ``count`` and ``index`` under Slurm, Open MPI, Kubernetes and on TPU pods, unless
+    they are given. When a process dies or is not heard of for ``silence`` seconds, the others end with an error. Raises
+    LlmtoolError where the processes do not find together.
     """
     counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
-    if (asked or any(count.isdecimal() and int(count) > 1 for count in counts)) and not _joined():
-        jax.distributed.initialize()
+    started = any(text.isdecimal() and int(text) > 1 for text in counts)
+    if _joined() or not (asked or coordinator or started):
+        return
+    try:
+        jax.distributed.initialize(
+            coordinator, count, index, initialization_timeout=_PATIENCE, heartbeat_timeout_seconds=silence,
+            shutdown_timeout_seconds=min(silence, _PATIENCE))  # fmt: skip
+    except (ValueError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise LlmtoolError(f"the processes of this job do not find together: {said}. Tell them: --coordinator "
+                           "HOST:PORT --num-processes N --process-id I") from error
 
 
 def is_first() -> bool:
@@ -46,8 +69,6 @@ def from_first(find: Callable[[], T]) -> T:
     if error is not None:
         raise error
     if message is not None:
-        from llmtool.errors import LlmtoolError
-
         raise LlmtoolError(message)
     return value
 

@@ -93,6 +93,7 @@ class EvalConfig:
     lambada: str | None = None           # data, as for ``llmtool eval lambada --data``
     lambada_every_steps: int | None = None
     lambada_limit: int | None = None
+    lambada_protocol: Literal["lm-eval", "pax"] = "lm-eval"
 
 
 @dataclass(frozen=True)

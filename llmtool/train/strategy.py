@@ -103,7 +103,7 @@ def run_mesh(run: RunConfig, devices: list[jax.Device]) -> Mesh:
     n, dcn = len(devices), run.mesh.dcn
     ici = run.mesh.ici or _own_axis(run.strategy, n // math.prod(dcn))
     if math.prod(ici) * math.prod(dcn) != n:
-        fitting = _spell(_own_axis(run.strategy, n))
+        fitting = _spell(_own_axis(run.strategy, n)) + (" --dcn-mesh 1,1,1" if math.prod(dcn) > 1 else "")
         raise Contradiction(
             f"mesh: ICI {_spell(ici)} times DCN {_spell(dcn)} ({', '.join(AXES)}) is for "
             f"{math.prod(ici) * math.prod(dcn)} devices, but there are {n}; --ici-mesh {fitting} would fit"
