@@ -87,6 +87,10 @@ class Checkpoints:
         with _stopping(f"{self.folder / str(step)}: cannot be saved"):
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
+    def remove(self, step: int) -> None:
+        """Delete a step."""
+        self._manager.delete(step)
+
     def check(self) -> None:
         """Raise :class:`SaveFailed` if a save in the background has failed."""
         with _stopping(f"{self.folder}: a checkpoint could not be written"):
@@ -242,4 +246,4 @@ class _stopping:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, OSError | ValueError | RuntimeError):
-            raise SaveFailed(f"{self._what}: {type(error).__name__}: {error}. Is the disk full or gone?") from error
+            raise SaveFailed(f"{self._what}: {type(error).__name__}: {error}") from error

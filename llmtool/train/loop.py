@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from llmtool.convert import open_checkpoint
-from llmtool.errors import BadTarget, Contradiction
+from llmtool.errors import BadTarget
 from llmtool.model.load import load_params
 from llmtool.model.processes import is_first
 from llmtool.model.tree import flatten, nest
@@ -31,7 +31,6 @@ from llmtool.train.stopping import Stopping
 from llmtool.train.strategy import Placement, place, reader, rows_per_step
 
 log = logging.getLogger("llmtool.train")
-_TOKENS_ONLY = ("bos_id", "eos_id", "pad_id", "family")  # of a config: nothing that is computed with
 
 
 class Loader(Protocol):
@@ -75,7 +74,7 @@ def fit(
 
     ``loader`` gives this process its share of every batch (:func:`share`). ``init_from``: a checkpoint in any layout to
     start from; else weights are drawn. ``resume``: go on from the newest complete step in ``workdir`` if there is one
-    (True) or from that step (a number); False insists that there be none. ``validation`` gives the batches of one
+    (True) or from that step (a number; later ones are removed); False insists that there be none. ``validation`` gives the batches of one
     validation, ``evaluate(params, step)`` any scores (LAMBADA), both as often as ``run.evaluation`` says. ``on_log``
     is shown every line of ``metrics.jsonl``, in the first process. ``files`` go beside the weights (the tokenizer's).
 
@@ -119,24 +118,24 @@ def _begin(
                         "another folder")
     if resume is not False and (there or resume is not True):
         state, saved = checkpoints.restore(run, placement, trainable, None if resume is True else resume)
+        for step in [step for step in there if step > saved.step]:
+            log.warning("step %d is removed: the run goes on from step %d", step, saved.step)
+            checkpoints.remove(step)
         if saved.data is not None:
             loader.restore(saved.data)
         return state, saved.step
     if init_from is None:
         return init_state(run, placement, trainable), 0
-    with open_checkpoint(init_from, model_config=run.model) as checkpoint:
-        _check_same_model(checkpoint.known_config(), run.model, init_from)
+    with open_checkpoint(init_from, model_config=_facts(run.model)) as checkpoint:
         checkpoint.bounds  # noqa: B018  every problem of the files at once, before any value is read
         params = flatten(load_params(checkpoint, run.model, placement.mesh, np.float32, rules=placement.rules))
     return init_state(run, placement, trainable, params), 0
 
 
-def _check_same_model(found: ModelConfig, wanted: ModelConfig, path: str | Path) -> None:
-    ignored = _TOKENS_ONLY + (("max_positions",) if wanted.position != "learned" else ())
-    a, b = (dict(vars(config)) for config in (found, wanted))
-    if differing := [key for key in a if a[key] != b[key] and key not in ignored]:
-        raise Contradiction(f"{path}: not the model of this run: " + "; ".join(
-            f"{key} is {a[key]}, the run says {b[key]}" for key in differing))
+def _facts(model: ModelConfig) -> ModelConfig:
+    """What a checkpoint must not contradict: not the context length, unless it is a table's, and not the tokens."""
+    context = model.max_positions if model.position == "learned" else None
+    return replace(model, max_positions=context, bos_id=None, eos_id=None, pad_id=None)
 
 
 class _Loop:
