@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from llmtool.errors import BadRun, LlmtoolError
 
 PORT = 12345  # of the coordinator, as Pax' scripts have it
 _HOST = re.compile(r"(?:[A-Za-z_][\w.-]*@)?(?:[A-Za-z0-9](?:[\w.-]*\w)?|\[?[0-9A-Fa-f:]+\]?)")
+_TOLD = ("JAX_", "XLA_", "NCCL_")  # beginnings of variables that each host gets
 _GRACE = 10.0  # seconds that the others have to end by themselves when one has failed
 
 
@@ -46,15 +47,19 @@ def read_hosts(file: str | Path) -> list[str]:
     return hosts
 
 
-def host_commands(hosts: Sequence[str], arguments: Sequence[str], coordinator: str | None = None) -> list[HostCommand]:
-    """The command of each host: ``arguments`` of llmtool and which process this is, in the same folder as here.
+def host_commands(
+    hosts: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], coordinator: str | None = None
+) -> list[HostCommand]:
+    """The command of each host: ``arguments`` of llmtool and which process this is, in the same folder as here, with
+    what ``environment`` has for JAX, XLA and NCCL.
 
     The first host coordinates, at ``coordinator`` (HOST:PORT) or at its own name and :data:`PORT`.
     """
+    told = [f"{name}={value}" for name, value in environment.items() if name.startswith(_TOLD)]
     place = coordinator or f"{hosts[0].rpartition('@')[2]}:{PORT}"
     commands = []
     for index, host in enumerate(hosts):
-        words = [sys.executable, "-m", "llmtool", *arguments, "--coordinator", place,
+        words = [*(["env", *told] if told else []), sys.executable, "-m", "llmtool", *arguments, "--coordinator", place,
                  "--num-processes", str(len(hosts)), "--process-id", str(index)]
         commands.append(HostCommand(host, f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(words)}"))
     return commands

@@ -1,5 +1,6 @@
 """``llmtool pretrain``: train a model from scratch, or from weights in any layout."""
 
+import atexit
 import math
 import os
 import time
@@ -57,10 +58,14 @@ def pretrain(ctx: click.Context, **options: Any) -> None:
         raise click.UsageError("--num-processes and --process-id need --coordinator HOST:PORT")
     run, whole_epochs, notes = _run_of(options)
     _prepare_jax(options)
-    if options["benchmark"]:
-        _benchmark(run, options)
-    else:
-        _train(ctx, run, whole_epochs, notes, options)
+    try:
+        if options["benchmark"]:
+            _benchmark(run, options)
+        else:
+            _train(ctx, run, whole_epochs, notes, options)
+    except Exception:
+        _leave_the_others()
+        raise
 
 
 def _run_of(options: Mapping[str, Any]) -> tuple["RunConfig", bool, list[str]]:
@@ -94,6 +99,14 @@ def _prepare_jax(options: Mapping[str, Any]) -> None:
     join_processes(options["distributed"], options["coordinator"], options["num_processes"], options["process_id"],
                    options["peer_timeout"])
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells of every file
+
+
+def _leave_the_others() -> None:
+    """End without JAX's farewell, for which it would wait for the other processes, one of which may be no more."""
+    import jax
+
+    if jax.process_count() > 1:
+        atexit.register(os._exit, 2)  # what is registered last runs first
 
 
 def _train(
@@ -176,7 +189,7 @@ def _on_hosts(arguments: list[str], options: Mapping[str, Any]) -> None:
         raise click.UsageError("--hostfile counts the processes itself; leave --num-processes and --process-id out")
     _run_of(options)  # what is wrong with the run itself is said here, not on every host
     commands = host_commands(read_hosts(options["hostfile"]), ["pretrain", *_without_hosts(arguments)],
-                             options["coordinator"])
+                             os.environ, options["coordinator"])
     if options["ssh"]:
         run_over_ssh(commands)
         return

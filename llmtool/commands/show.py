@@ -220,7 +220,7 @@ def print_training(told: dict[str, Any]) -> None:
     rate = "" if told["tokens_per_second"] is None else f", {told['tokens_per_second']:,.0f} tokens/s"
     why = {"steps": "", "data": ", the data have no more", "sigterm": ", stopped by SIGTERM; --resume goes on"}
     for name, value in (
-        ("run", f"{told['name']}, {human_count(told['parameters'])} parameters, {told['devices']} devices"),
+        ("run", f"{told['name']}, {human_count(told['parameters'])} parameters, on {told['devices']} device(s)"),
         ("steps", f"{told['step']:,} of {told['steps']:,}{why[told['ended']]}"),
         ("time", human_seconds(told["seconds"]) + rate),
         ("memory", f"{human_bytes(told['max_memory_bytes'])} at most"),

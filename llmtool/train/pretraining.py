@@ -97,8 +97,8 @@ def train(
         if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
             raise _out_of_memory(run) from error
         if jax.process_count() > 1:
-            raise LlmtoolError("another process of this run has ended, or cannot be reached; its own output tells why "
-                               f"({str(error).strip().splitlines()[0][:200]})") from error
+            raise LlmtoolError("another process of this run has ended, or cannot be reached; its own output tells "
+                               f"why ({str(error).strip().splitlines()[-1][-200:]})") from error
         raise
     finally:
         prepared.loader.close()
