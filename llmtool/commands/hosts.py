@@ -111,5 +111,6 @@ def _end(running: Sequence[subprocess.Popen[str]]) -> None:
 
 def _relay(command: HostCommand, process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        print(f"{command.host}: {line.rstrip()}", file=sys.stderr, flush=True)
+    with process.stdout as lines:
+        for line in lines:
+            print(f"{command.host}: {line.rstrip()}", file=sys.stderr, flush=True)
