@@ -26,8 +26,10 @@ from llmtool.commands.diff import diff
 from llmtool.commands.evaluate import evaluate
 from llmtool.commands.inspect import inspect
 from llmtool.commands.layouts import layouts
+from llmtool.commands.plan import plan
 from llmtool.commands.presets import presets
 from llmtool.commands.pretrain import pretrain
+from llmtool.commands.report import report
 from llmtool.commands.show import printable
 from llmtool.commands.verify import verify
 from llmtool.errors import LlmtoolError
@@ -43,7 +45,7 @@ def cli() -> None:
     """Move LLM checkpoints between Meta, Hugging Face, Pax, Transformer Engine and GGUF, and prove nothing was lost."""
 
 
-for command in (completion, convert, data, diff, evaluate, inspect, layouts, presets, pretrain, verify):
+for command in (completion, convert, data, diff, evaluate, inspect, layouts, plan, presets, pretrain, report, verify):
     cli.add_command(command)
 
 

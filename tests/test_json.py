@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmtool import cli
+from tests.test_train_report import HISTORY, write_run
 from tests.tiny_tasks import write_lambada, write_tokenizer
 
 
@@ -45,6 +46,8 @@ def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path:
         printed("data", "tokenize", _corpus(tmp_path), tmp_path / "tokens", "--tokenizer", tmp_path / "tokenizer"),
         printed("presets"),
         printed("presets", "show", "gpt-5b", "--strict-pax"),
+        printed("plan", "--config", "llama-tiny", "--devices", "8", "--no-compile"),
+        printed("report", write_run(tmp_path / "run", HISTORY)),
         printed("inspect", tmp_path / "nothing", status=2),
     ]
     pages = documented(root)

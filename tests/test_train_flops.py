@@ -52,14 +52,11 @@ def counted(name: str, *choices: str) -> tuple[float, float]:
               for dtype in ("int32", "int32", "float32", "int32", "int32")]
     step = make_step(run, placement, state)
     found = products(jax.make_jaxpr(step)(state, Batch(*shapes)).jaxpr)
-    flops = training_flops(run)
-    masked = forward_flops(run.model, run.seq_len, causal=False)["attention"] - flops.forward["attention"]
-    again = 0 if run.remat == "none" else 1
-    return found, (flops.hardware + masked * (3 + again)) * rows * run.seq_len
+    return found, training_flops(run, causal=False).hardware * rows * run.seq_len
 
 
 @pytest.mark.parametrize("remat", ["none", "full", "save_dots", "save_qkv_out"])
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "neox-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "neox-tiny", "glam-tiny"])
 def test_the_formula_counts_the_products_of_the_step(name: str, remat: str) -> None:
     found, formula = counted(name, f"remat={remat}")
     assert found == pytest.approx(formula, rel=1e-9)
@@ -90,7 +87,7 @@ def test_megatron_agrees_with_ours_on_a_gpt_without_the_causal_half() -> None:
 def test_six_a_parameter_is_the_bulk() -> None:
     flops = training_flops(run_config("llama2-70b"))
     assert flops.model / (6 * 68_976_648_192) == pytest.approx(1, rel=0.04)
-    assert 1.25 < flops.hardware / flops.model < 4 / 3
+    assert 1.2 < flops.hardware / flops.model < 4 / 3  # a third more, less the last product of each layer
 
 
 def test_experts_cost_what_the_chosen_ones_do() -> None:

@@ -5,11 +5,13 @@ every published formula; docs/plan.md writes ours out. Beside it stand two that 
 (``performance_evaluator.py``) and Megatron-LM's (Narayanan et al., 2104.04473, equation 3).
 """
 
+import math
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmtool.model.moe import capacity
 from llmtool.model_config import ModelConfig
 from llmtool.presets import parameter_count
 from llmtool.train.config import RunConfig
@@ -20,26 +22,30 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs a token. ``forward``: by part, of one forward pass. ``recomputed``: what the backward pass repeats of it."""
+    """FLOPs a token. ``forward``: of one forward pass, by part, as the mathematics needs it. ``hardware``: of training
+    as it is computed: with what the backward pass repeats, and what experts with a capacity need besides."""
 
     forward: Mapping[str, float]
-    recomputed: float = 0.0
+    hardware: float
 
     @property
     def model(self) -> float:
         """Of training, nothing repeated: what model FLOP/s and MFU are counted from."""
         return (1 + BACKWARD) * sum(self.forward.values())
 
-    @property
-    def hardware(self) -> float:
-        """Of training, with what is recomputed."""
-        return self.model + self.recomputed
 
-
-def training_flops(run: RunConfig) -> Flops:
-    """FLOPs a token of a run's step. Raises nothing: any model that can be built has them."""
-    forward = forward_flops(run.model, run.seq_len)
-    return Flops(forward, _recomputed(forward, run))
+def training_flops(run: RunConfig, *, devices: int | None = None, causal: bool = True) -> Flops:
+    """FLOPs a token of a run's step on ``devices`` (default: those of its mesh; only what experts with a capacity cost
+    depends on them). ``causal`` as of :func:`forward_flops`."""
+    config, devices = run.model, devices or mesh_devices(run)
+    repeats = config.n_layers // config.block_period
+    total = (1 + BACKWARD) * _unembed(config)
+    for j in range(config.block_period):
+        layer = _layer(config, run.seq_len, config.is_moe(j), causal) | _with_capacity(run, j, devices)
+        again = _recomputed(run, layer, last=j == config.block_period - 1)
+        sent = layer.get("dispatch", 0.0)  # the places themselves have no gradient
+        total += repeats * ((1 + BACKWARD) * sum(layer.values()) - sent + again)
+    return Flops(forward_flops(config, run.seq_len, causal=causal), total)
 
 
 def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> dict[str, float]:
@@ -48,40 +54,65 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
     ``causal``: a query meets (T + 1)/2 keys on average, the masked half not being worth computing; else all T, which is
     what a kernel without that knowledge does. Experts: the chosen ones alone, sent there and back at no cost.
     """
+    total: dict[str, float] = {}
+    for j in range(config.block_period):
+        for part, value in _layer(config, seq_len, config.is_moe(j), causal).items():
+            total[part] = total.get(part, 0.0) + value * (config.n_layers // config.block_period)
+    return total | {"unembed": _unembed(config)}
+
+
+def _layer(config: ModelConfig, seq_len: int, is_moe: bool, causal: bool) -> dict[str, float]:
     d, heads, kv = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    keys = (seq_len + 1) / 2 if causal else seq_len
-    moe = sum(config.is_moe(layer) for layer in range(config.n_layers))
-    dense = config.n_layers - moe
+    keys = (seq_len + 1) / 2 if causal else seq_len + config.extra_softmax_logit
+    found = {"qkv": 2.0 * d * (heads + 2 * kv), "attention": 2 * 2 * heads * keys, "out": 2.0 * heads * d}
+    if not is_moe:
+        return found | {"up": 2.0 * d * config.d_ff * (1 + config.gated), "down": 2.0 * config.d_ff * d}
     wide = config.experts_per_token * (config.expert_d_ff or config.d_ff)
-    return {
-        "qkv": 2 * d * (heads + 2 * kv) * config.n_layers,
-        "attention": 2 * 2 * heads * keys * config.n_layers,
-        "out": 2 * heads * d * config.n_layers,
-        "up": 2 * d * config.d_ff * (2 if config.gated else 1) * dense,
-        "down": 2 * config.d_ff * d * dense,
-        "router": 2 * d * config.n_experts * moe,
-        "experts_up": 2 * d * wide * (2 if config.experts_gated else 1) * moe,
-        "experts_down": 2 * wide * d * moe,
-        "unembed": 2 * d * config.vocab_size,
-    }
+    return found | {"router": 2.0 * d * config.n_experts, "experts_up": 2.0 * d * wide * (1 + config.experts_gated),
+                    "experts_down": 2.0 * wide * d}
 
 
-# Of a forward pass, what each policy has computed again. The last product of a block is never repeated: nobody asks for
-# its result. Where attention and feed-forward are parallel, its own last product is not asked for either.
+def _with_capacity(run: RunConfig, j: int, devices: int) -> dict[str, float]:
+    """What experts with a capacity cost instead: each of their places, and a product to fill them and one to empty."""
+    config = run.model
+    if run.capacity_factor is None or not config.is_moe(j):
+        return {}
+    places, tokens = expert_places(run, devices)
+    layer, ratio = _layer(config, run.seq_len, True, True), places / tokens / config.experts_per_token
+    moved = 2.0 * places * config.d_model
+    return {"experts_up": layer["experts_up"] * ratio, "experts_down": layer["experts_down"] * ratio,
+            "dispatch": moved, "combine": moved}
+
+
+def mesh_devices(run: RunConfig) -> int:
+    """Devices of the run's own mesh; 1 where it has none."""
+    return math.prod(run.mesh.ici or (1,)) * math.prod(run.mesh.dcn)
+
+
+def expert_places(run: RunConfig, devices: int) -> tuple[int, int]:
+    """Of a group: places of all experts together, and tokens. The run has a capacity factor."""
+    assert run.capacity_factor is not None
+    tokens = max(round(run.batch_per_device * devices * run.seq_len) // run.expert_groups, 1)
+    return capacity(tokens, run.model.n_experts, run.capacity_factor) * run.model.n_experts, tokens
+
+
+# Of a layer, what each policy has computed again. Not the last product of a block: nobody asks for its result.
 _AGAIN: Mapping[str, tuple[str, ...]] = {
     "none": (),
-    "full": ("qkv", "attention", "out", "up", "router", "experts_up"),
-    "save_dots": ("attention", "experts_up"),  # products with a batch axis: over heads, over experts
-    "save_qkv_out": ("attention", "up", "router", "experts_up"),
+    "full": ("qkv", "attention", "out", "up", "down", "router", "dispatch", "experts_up", "experts_down", "combine"),
+    # products with a batch axis: over heads, groups, experts
+    "save_dots": ("attention", "dispatch", "experts_up", "experts_down", "combine"),
+    "save_qkv_out": ("attention", "up", "down", "router", "dispatch", "experts_up", "experts_down", "combine"),
 }
 
 
-def _recomputed(forward: Mapping[str, float], run: RunConfig) -> float:
-    again = sum(forward[part] for part in _AGAIN[run.remat])
-    if run.remat == "full" and run.model.parallel_residual:
-        again -= forward["out"]
-    # A mixture's answer is weighed by gates whose gradient needs it: its last product does come again.
-    return again + (forward["experts_down"] if run.remat != "none" else 0.0)
+def _recomputed(run: RunConfig, layer: Mapping[str, float], last: bool) -> float:
+    skipped = ("down", "combine", *(("out",) if run.model.parallel_residual else ())) if last else ()
+    return sum(layer.get(part, 0.0) for part in _AGAIN[run.remat] if part not in skipped)
+
+
+def _unembed(config: ModelConfig) -> float:
+    return 2.0 * config.d_model * config.vocab_size
 
 
 def colossalai_flops(run: RunConfig) -> float:
@@ -91,7 +122,7 @@ def colossalai_flops(run: RunConfig) -> float:
 
 def megatron_flops(run: RunConfig) -> float:
     """FLOPs a token as Megatron counts them, for a GPT with a feed-forward of 4·d, nothing grouped and nothing gated:
-    24·(3 or 4)·L·d²·(1 + T/(6·d) + V/(16·L·d)). It was written for 4; with 3, the output matrix counts three quarters."""
+    24·(3 or 4)·L·d²·(1 + T/(6·d) + V/(16·L·d)). Written for 4: with 3, the output matrix counts three quarters."""
     m = run.model
     rest = 1 + run.seq_len / (6 * m.d_model) + m.vocab_size / (16 * m.n_layers * m.d_model)
     return 24.0 * _passes(run) * m.n_layers * m.d_model**2 * rest
