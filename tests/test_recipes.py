@@ -9,6 +9,7 @@ import pytest
 
 from llmtool.convert import open_checkpoint
 from tests.test_eval_recipes import EVALUATIONS
+from tests.test_train_recipes import PLANNED
 
 FOLDERS = ("convert", "evaluate", "train", "finetune")
 
@@ -36,7 +37,7 @@ def recipes(root: Path) -> set[str]:
 
 
 def test_every_recipe_is_run_by_a_test(root: Path) -> None:
-    assert recipes(root) == {*SHRUNKEN, *EVALUATIONS, "convert/demo.py"}
+    assert recipes(root) == {*SHRUNKEN, *EVALUATIONS, *PLANNED, "convert/demo.py"}
 
 
 @pytest.mark.parametrize("recipe", SHRUNKEN)

@@ -179,10 +179,10 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif
 main{max-width:1180px;margin:0 auto;padding:32px 24px 64px}h1{margin:0;font-size:30px}header p{margin:4px 0 24px;
 color:var(--soft)}h2{font-size:16px;margin:0}section{margin-bottom:28px}section>h2{margin-bottom:8px;font-size:19px}
 small{color:var(--soft)}.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(148px,1fr));gap:12px}
-.tile{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 14px}
+.tile{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
 .tile h3{margin:0;font-size:13px;font-weight:500;color:var(--soft)}.tile b{display:block;font-size:20px;
 white-space:nowrap;font-weight:600;font-variant-numeric:tabular-nums}.tile small{font-size:12px}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:16px}
 figure{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px 14px 6px}
 figcaption{display:flex;gap:10px;align-items:baseline;flex-wrap:wrap}.key{font-size:13px;margin-left:auto}
 .key+.key{margin-left:0}.key::before{content:"";display:inline-block;width:14px;height:3px;margin-right:6px;
