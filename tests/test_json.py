@@ -26,6 +26,9 @@ def printed(capsys: pytest.CaptureFixture[str]):
     return run
 
 
+_QUICK = ("--steps", 1, "--seq-len", 16, "--batch-per-device", 1, "--set", "model.n_layers=1")
+
+
 def _corpus(folder: Path) -> Path:
     (folder / "corpus.txt").write_text("the red boat")
     return folder / "corpus.txt"
@@ -46,6 +49,8 @@ def test_every_schema_is_documented(printed, root: Path, oracle: Path, tmp_path:
         printed("data", "tokenize", _corpus(tmp_path), tmp_path / "tokens", "--tokenizer", tmp_path / "tokenizer"),
         printed("presets"),
         printed("presets", "show", "gpt-5b", "--strict-pax"),
+        printed("pretrain", "--config", "llama-tiny", *_QUICK, "--data", "synthetic", "--out", tmp_path / "trained"),
+        printed("pretrain", "--config", "llama-tiny", *_QUICK, "--benchmark", "--skip-steps", "1"),
         printed("plan", "--config", "llama-tiny", "--devices", "8", "--no-compile"),
         printed("report", write_run(tmp_path / "run", HISTORY)),
         printed("inspect", tmp_path / "nothing", status=2),

@@ -237,6 +237,8 @@ def print_benchmark(told: dict[str, Any]) -> None:
     table = _table(show_header=False)
     mesh = ",".join(f"{axis}={size}" for axis, size in told["mesh"].items())
     mfu = "" if told["mfu"] is None else f", MFU {told['mfu']:.1%}"
+    others = {name: told["tflops_per_device"] * told[f"{name}_flops_per_token"] / told["flops_per_token"]
+              for name in ("colossalai", "megatron")}
     for name, value in (
         ("run", f"{told['name']}, {human_count(told['parameters'])} parameters, {told['precision']}"),
         ("devices", f"{told['devices']} × {told['device']}, {told['strategy']}, {mesh}"),
@@ -247,6 +249,8 @@ def print_benchmark(told: dict[str, Any]) -> None:
         ("sequences/s", f"{told['sequences_per_second']:,.4g}"),
         ("tokens/s", f"{told['tokens_per_second']:,.0f}"),
         ("TFLOP/s a device", f"{told['tflops_per_device']:.4g}{mfu}"),
+        ("  by ColossalAI", f"{others['colossalai']:.4g}"),
+        ("  by Megatron-LM", f"{others['megatron']:.4g}"),
         ("memory", f"{human_bytes(told['max_memory_bytes'])} at most"),
     ):
         table.add_row(name, value)

@@ -1,5 +1,6 @@
 """How fast is a run? Its step on made-up rows, timed after the first few."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +44,7 @@ def benchmark(run: RunConfig, *, skip: int = 2, on_step: Callable[[int], None] =
         began = now
         on_step(number + 1)
     loader.close()
-    timed = seconds[skip:]
+    timed, loss = seconds[skip:], float(metrics["loss"])
     mean = sum(timed) / len(timed)
     sequences = rows_per_step(run, placement.mesh)
     speed = Speedometer.of(run)
@@ -72,5 +73,5 @@ def benchmark(run: RunConfig, *, skip: int = 2, on_step: Callable[[int], None] =
         "tflops_per_device": read["tflops_per_device"],
         "mfu": read["mfu"],
         "max_memory_bytes": read["memory_bytes"],
-        "loss": float(metrics["loss"]),
+        "loss": loss if math.isfinite(loss) else None,
     }
