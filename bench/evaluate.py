@@ -22,7 +22,7 @@ from llmtool.evaluate.data import load_boolq, load_lambada
 from llmtool.evaluate.loading import Model
 from llmtool.evaluate.protocols import build_requests, judge
 from llmtool.evaluate.requests import Request, Score
-from llmtool.evaluate.scoring import score_requests
+from llmtool.evaluate.scoring import Limits, batch_limits, score_requests
 from llmtool.model_config import ModelConfig
 
 SIZE = 2048  # of the square matrices that tell the peak
@@ -66,10 +66,10 @@ def main() -> None:
                 times[dtype].append(matmul_seconds(dtype))
             seconds, scores[key] = clocked(run)
             times[key].append(seconds)
-    report(sets, asked, model.config, times, first, scores)
+    report(sets, asked, model.config, batch_limits(params["float32"], None), times, first, scores)
 
 
-def report(sets: Any, asked: Any, config: ModelConfig, times: Any, first: Any, scores: Any) -> None:
+def report(sets: Any, asked: Any, config: ModelConfig, limits: Limits, times: Any, first: Any, scores: Any) -> None:
     """The tables."""
     median = {key: statistics.median(each) for key, each in times.items()}
     peak = {dtype: 2 * SIZE**3 / median[dtype] for dtype in DTYPES}
@@ -80,7 +80,7 @@ def report(sets: Any, asked: Any, config: ModelConfig, times: Any, first: Any, s
     for task, data in sets.items():
         rows = make_rows(asked[task])
         flop, real = model_flop(config, asked[task]), sum(row.length for row in rows)
-        batches = plan_batches(rows, 2048)
+        batches = plan_batches(rows, *limits)
         padding = sum(batch.shape.rows * batch.shape.length for batch in batches) / real - 1
         theirs = next((median[key] for key in median if key[0] == task and key[1].startswith("lm-eval")), None)
         reference = predictions(data, asked[task], scores[task, "float32"])

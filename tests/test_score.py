@@ -182,7 +182,7 @@ def test_out_of_memory_names_a_batch_to_try(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(scoring, "scorer", lambda *_: full)
     tree = load_params(Drawn(LLAMA), LLAMA)
     requests = [Request(i, 0, (1,) * 9, (2,), i) for i in range(8)]
-    with pytest.raises(OutOfMemory, match=r"8 × 16 tokens.*--batch-tokens 64 \(now 1000\)"):
+    with pytest.raises(OutOfMemory, match=r"8 × 12 tokens.*--batch-tokens 48 \(now 1000\)"):
         score_requests(tree, LLAMA, requests, batch_tokens=1000)
     with pytest.raises(OutOfMemory, match=r"no smaller one.*bfloat16"):
         score_requests(tree, LLAMA, requests, batch_tokens=1)

@@ -12,9 +12,9 @@ import numpy as np
 
 from llmtool.evaluate.requests import Request
 
-GRANULE = 8  # lengths are multiples of it: fewer shapes, and what accelerators' kernels like
-MAX_SHAPES = 8
-SHAPE_SHARE = 0.01  # of all tokens: what one more shape has to save at least
+GRANULE = 4  # lengths are multiples of it: fewer shapes to choose from, and even, as fused kernels want them
+MAX_SHAPES = 12
+SHAPE_SHARE = 0.005  # of all tokens: what one more shape has to save at least
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,11 @@ def _buckets(rows: list[Row], batch_tokens: int, ways: int, shape_tokens: int) -
     least = {0: (0, [0])}  # edge reached -> tokens so far, and the edges cut at; with exactly k shapes
     best: tuple[float, list[int]] | None = None
     for k in range(1, min(MAX_SHAPES, n) + 1):
-        least = {
-            j: min((tokens + costs[i, j], [*cuts, j]) for i, (tokens, cuts) in least.items() if i < j)
-            for j in range(k, n + 1)
-        }
+        reached = {}
+        for j in range(k, n + 1):
+            tokens, i = min((tokens + costs[i, j], i) for i, (tokens, _) in least.items() if i < j)
+            reached[j] = tokens, [*least[i][1], j]
+        least = reached
         tokens, cuts = least[n]
         weighed = tokens * (1 + SHAPE_SHARE * k) + shape_tokens * k
         if best is None or weighed < best[0]:

@@ -7,7 +7,7 @@ rounding of float32.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from llmtool.model_config import ModelConfig
 DtypeName = Literal["float32", "bfloat16"]
 LOGITS_AT_ONCE = 1 << 26  # numbers on one device, 256 MB
 _BATCH_TOKENS = {"cpu": 2048, "gpu": 16384, "tpu": 16384}  # a device
-_COMPILE_FLOP = {"cpu": 1e11, "gpu": 1e15, "tpu": 1e15}  # about what a device computes while one shape is compiled
+_COMPILE_FLOP = {"cpu": 3e10, "gpu": 1e15, "tpu": 1e15}  # about what a device computes while one shape is compiled
 
 
 def score_requests(
@@ -49,24 +49,37 @@ def score_requests(
     """
     if not requests:
         return []
-    ways = math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"]) if mesh else 1
-    backend = jax.default_backend()
-    tokens = batch_tokens or ways * _BATCH_TOKENS[backend]
-    flop_per_token = sum(2 * x.size for x in jax.tree.leaves(params))
-    shape_tokens = _COMPILE_FLOP[backend] * (mesh.size if mesh else 1) / flop_per_token
+    limits = batch_limits(params, mesh, batch_tokens)
     run = scorer(config, dtype, mesh, vocabulary, round_logits)
     scores: dict[int, Score] = {}
-    for batch in plan_batches(make_rows(requests), tokens, ways, int(shape_tokens)):
+    for batch in plan_batches(make_rows(requests), *limits):
         try:
             target_BMK, lse_BM, top_BM = jax.device_get(run(params, _placed(batch.arrays(), mesh)))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
-                raise _out_of_memory(batch, tokens, ways) from error
+                raise _out_of_memory(batch, limits) from error
             raise
         done = {index: _score(b, cells, ids, target_BMK, lse_BM, top_BM) for index, b, cells, ids in batch.readings()}
         on_scored(done)
         scores |= done
     return [scores[index] for index in range(len(requests))]
+
+
+class Limits(NamedTuple):
+    """What :func:`plan_batches` goes by: see there."""
+
+    batch_tokens: int
+    ways: int
+    shape_tokens: int
+
+
+def batch_limits(params: Mapping[str, Any], mesh: Mesh | None, batch_tokens: int | None = None) -> Limits:
+    """What suits a model on a mesh; ``batch_tokens`` as in :func:`score_requests`."""
+    ways = math.prod(mesh.shape.get(axis, 1) for axis in RULES["B"]) if mesh else 1
+    backend = jax.default_backend()
+    flop_per_token = sum(2 * x.size for x in jax.tree.leaves(params))
+    compile_flop = _COMPILE_FLOP[backend] * (mesh.size if mesh else 1)
+    return Limits(batch_tokens or ways * _BATCH_TOKENS[backend], ways, int(compile_flop / flop_per_token))
 
 
 @lru_cache(maxsize=8)  # a second call with the same model and shapes compiles nothing
@@ -151,11 +164,11 @@ def _score(
     )
 
 
-def _out_of_memory(batch: Batch, batch_tokens: int, ways: int) -> OutOfMemory:
-    shape = batch.shape
+def _out_of_memory(batch: Batch, limits: Limits) -> OutOfMemory:
+    shape, ways = batch.shape, limits.ways
     what = f"out of device memory in a batch of {shape.rows} × {shape.length} tokens, the longest there is"
     if shape.rows == ways:
         return OutOfMemory(f"{what}, and there is no smaller one; give the model more devices (--mesh fsdp=…,tensor=…) "
                            "or --dtype bfloat16")
     half = max(shape.rows // 2 // ways, 1) * ways * shape.length
-    return OutOfMemory(f"{what}; try --batch-tokens {half} (now {batch_tokens})")
+    return OutOfMemory(f"{what}; try --batch-tokens {half} (now {limits.batch_tokens})")
