@@ -1,4 +1,4 @@
-"""The recipes in ``train/recipes``: what each would start is planned instead, on as many devices as its job asks for."""
+"""The recipes in ``train/recipes``: each is planned instead of started, on as many devices as its job asks for."""
 
 import json
 import os
