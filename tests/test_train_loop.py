@@ -251,9 +251,9 @@ def many(strategy: Any = "fsdp", steps: int = 20) -> RunConfig:
     return tiny(log_every=1, steps=steps, strategy=strategy, batch_per_device=1, checkpoint=CheckpointConfig(5))
 
 
-def train_many(folder: Path, strategy: str, die_at: str = "0") -> None:
-    """What each process of two runs; the second dies at a step if told to."""
-    run = many(strategy)
+def train_many(folder: Path, strategy: str, die_at: str = "0", stop_at: str = "0") -> None:
+    """What each process of two runs; the second dies at a step, or the first hears SIGTERM, if told to."""
+    run = many(strategy, steps=20 if stop_at == "0" else 5000)
 
     class Mortal(Numbered):
         def __next__(self) -> Batch:
@@ -261,10 +261,16 @@ def train_many(folder: Path, strategy: str, die_at: str = "0") -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__next__()
 
-    fit(run, workdir=folder, loader=Mortal(run))
+    def on_log(line: Any) -> None:  # seen by the first process alone
+        if line["step"] == int(stop_at):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = fit(run, workdir=folder, loader=Mortal(run), on_log=on_log)
+    print(result.ended, result.step, flush=True)
 
 
-def two_processes(folder: Path, *words: str) -> list[subprocess.Popen[bytes]]:
+def two_processes(folder: Path, *words: str, limit: int = 400) -> list[int]:
+    """Their exit codes."""
     import socket
 
     with socket.socket() as free:
@@ -272,17 +278,22 @@ def two_processes(folder: Path, *words: str) -> list[subprocess.Popen[bytes]]:
         port = free.getsockname()[1]
     root = Path(__file__).parent.parent
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    return [
+    processes = [
         subprocess.Popen([sys.executable, "-c", PROCESS, root, str(port), str(i), folder, *words], env=environment)
         for i in range(2)
     ]
+    try:
+        return [process.wait(limit) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2", "hybrid"])
 def test_two_processes_train_as_one(tmp_path: Path, strategy: str) -> None:
-    for process in two_processes(tmp_path / "two", strategy):
-        assert process.wait(400) == 0
+    assert two_processes(tmp_path / "two", strategy) == [0, 0]
     one = replace(many(strategy), batch_per_device=8)
     train(tmp_path / "one", run=one)
     np.testing.assert_allclose(list(losses(tmp_path / "two").values()), list(losses(tmp_path / "one").values()),
@@ -297,10 +308,18 @@ def test_two_processes_train_as_one(tmp_path: Path, strategy: str) -> None:
 @pytest.mark.slow
 def test_a_dead_peer_ends_the_other_with_an_error(tmp_path: Path) -> None:
     began = time.monotonic()
-    processes = two_processes(tmp_path, "fsdp", "7")
-    codes = [process.wait(300) for process in processes]
+    codes = two_processes(tmp_path, "fsdp", "7")
     assert codes[1] == -signal.SIGKILL and codes[0] not in (0, None)
     assert time.monotonic() - began < 200 and checkpoint_steps(tmp_path) == [5]
+
+
+@pytest.mark.slow
+def test_sigterm_in_one_process_ends_all_after_one_step(tmp_path: Path) -> None:
+    assert two_processes(tmp_path, "fsdp", "0", "6") == [0, 0]
+    last = max(checkpoint_steps(tmp_path))
+    assert 6 <= last < 5000 and max(losses(tmp_path)) == last
+    with open_checkpoint(tmp_path) as saved:
+        assert saved.step == last
 
 
 def test_problems_are_told_before_anything_is_made(tmp_path: Path) -> None:

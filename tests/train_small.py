@@ -30,7 +30,7 @@ class Numbered(Iterator[Batch]):
         return Batch(*(x[self.index * self.per : (self.index + 1) * self.per] for x in whole))
 
     def state(self) -> dict[str, Any]:
-        return {"at": self.at}
+        return {"at": self.at, "batches": self.at, "run": {}, "lanes": {}}  # as the real one's, which processes join
 
     def restore(self, state: dict[str, Any]) -> None:
         self.at = state["at"]

@@ -7,6 +7,7 @@ takes what its devices hold.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -78,20 +79,24 @@ def read_arrays(
     for key, spec in wanted.items():
         depth = stacked.get(key, 0)
 
-        def part(index: tuple[slice, ...], key: str = key, spec: jax.ShapeDtypeStruct = spec, depth: int = depth
-                 ) -> np.ndarray:
-            bounds = _bounds(index, spec.shape)
-            x = np.empty([high - low for low, high in bounds], spec.dtype)
-            inner = tuple(slice(*pair) for pair in bounds[depth:])
-            for offset in np.ndindex(x.shape[:depth]):
-                slot = tuple(low + i for (low, _), i in zip(bounds, offset, strict=False))
-                x[offset] = source.read(key, slot)[inner]
-            return x
-
         assert spec.sharding is not None
         device = spec.sharding.with_memory_kind("device")
+        part = partial(_part, source, key, spec, depth)
         out[key] = jax.device_put(jax.make_array_from_callback(spec.shape, device, part), spec.sharding)
     return out
+
+
+def _part(
+    source: ZarrSource, key: str, spec: jax.ShapeDtypeStruct, depth: int, index: tuple[slice, ...] | None
+) -> np.ndarray:
+    assert index is not None  # None stands for a device that holds nothing
+    bounds = _bounds(index, spec.shape)
+    x = np.empty([high - low for low, high in bounds], spec.dtype)
+    inner = tuple(slice(*pair) for pair in bounds[depth:])
+    for offset in np.ndindex(x.shape[:depth]):
+        slot = tuple(low + i for (low, _), i in zip(bounds, offset, strict=False))
+        x[offset] = source.read(key, slot)[inner]
+    return x
 
 
 def check_same(

@@ -34,7 +34,8 @@ log = logging.getLogger("llmtool.train")
 
 
 class Loader(Protocol):
-    """Batches of this process's rows, with a position that can be saved (:mod:`llmtool.train.data`)."""
+    """Batches of this process's rows, with a position that can be saved, and joined over processes by ``merge_states``
+    (:mod:`llmtool.train.data`)."""
 
     def __next__(self) -> Batch: ...
 
@@ -74,9 +75,10 @@ def fit(
 
     ``loader`` gives this process its share of every batch (:func:`share`). ``init_from``: a checkpoint in any layout to
     start from; else weights are drawn. ``resume``: go on from the newest complete step in ``workdir`` if there is one
-    (True) or from that step (a number; later ones are removed); False insists that there be none. ``validation`` gives the batches of one
-    validation, ``evaluate(params, step)`` any scores (LAMBADA), both as often as ``run.evaluation`` says. ``on_log``
-    is shown every line of ``metrics.jsonl``, in the first process. ``files`` go beside the weights (the tokenizer's).
+    (True) or from that step (a number; later ones are removed); False insists that there be none. ``validation`` gives
+    the batches of one validation, ``evaluate(params, step)`` any scores (LAMBADA), both as often as ``run.evaluation``
+    says. ``on_log`` is shown every line of ``metrics.jsonl``, in the first process. ``files`` go beside the weights
+    (the tokenizer's).
 
     Raises LlmtoolError for a run that cannot start, and SaveFailed as soon as a checkpoint cannot be written.
     """
@@ -163,7 +165,7 @@ class _Loop:
         self._logged_step, step, saved, ended = start, start, start, "steps"
         while step < self.run.steps:
             began = time.perf_counter()
-            batch = next(self.loader, None)  # type: ignore[call-overload]  # a Loader is an iterator
+            batch = next(self.loader, None)
             if batch is None:
                 ended = "data"
                 break

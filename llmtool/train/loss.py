@@ -110,12 +110,12 @@ def _forward(
 
     wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
     w_gVD = _grouped(plan, jnp.zeros((plan.groups, *unembed.w.shape), wide))
-    b_V = None if unembed.b_V is None else jnp.zeros(unembed.b_V.shape, wide)
+    b_V = None if unembed.b_V is None else jnp.zeros_like(unembed.b_V)
     start = (_zero(), w_gVD, b_V)
     (sums, w_gVD, b_V), x_ngbtD = jax.lax.scan(chunk, start, jnp.arange(plan.n_chunks))
     x_grad = jnp.moveaxis(x_ngbtD, 0, 2).reshape(x_BTD.shape)
     w_grad = jnp.sum(w_gVD, axis=0).astype(unembed.w.dtype)
-    grads = Unembed(w_grad, None if b_V is None else b_V.astype(unembed.b_V.dtype))
+    grads = Unembed(w_grad, b_V)
     return (sums.xent + plan.z_weight * sums.squared_lse, sums), (x_grad, grads)
 
 

@@ -1,6 +1,7 @@
 """One step of training, the same for pretraining, full fine-tuning and adapters: a pure function, compiled once."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -77,11 +78,11 @@ def make_step(
             scale = scale.after(jnp.isfinite(told["grad_norm"]) | (metrics["tokens"] == 0))
             metrics["loss_scale"] = scale.value
         metrics |= told | {"skipped": opt.skipped.astype(jnp.float32)}
-        return state.replace(step=state.step + 1, params={**state.params, **moved}, opt=opt, loss_scale=scale), metrics
+        after = replace(state, step=state.step + 1, params={**state.params, **moved}, opt=opt, loss_scale=scale)
+        return after, metrics
 
-    batch = Batch(*(placement.batch,) * len(Batch._fields))
     return jax.jit(
-        step, in_shardings=(places, batch), out_shardings=(places, placement.everywhere), donate_argnums=0
+        step, in_shardings=(places, placement.batch), out_shardings=(places, placement.everywhere), donate_argnums=0
     )
 
 
@@ -149,7 +150,7 @@ def losses(
     if run.offload == "parameters":
         unembed = jax.tree.map(lambda w: jax.device_put(w, jax.memory.Space.Device), unembed)
     total, sums = cross_entropy(
-        x_BTD, unembed, axes, micro.targets, micro.weights,
+        x_BTD, unembed, axes, jnp.asarray(micro.targets), jnp.asarray(micro.weights),
         z_weight=run.z_loss_weight, mesh=model.compute.mesh,
     )  # fmt: skip
     aux = sum((jnp.sum(leaf) for leaf in jax.tree.leaves(sown)), jnp.float32(0))
@@ -182,7 +183,7 @@ def _documents(run: RunConfig, micro: Batch) -> tuple[jax.Array | None, jax.Arra
     """Positions and segments, where rows hold several documents; else neither, which lets fused kernels run. Experts
     must be told of padding in any case, for it takes no capacity."""
     if run.data.pipeline == "packed" or run.model.n_experts:
-        return micro.positions, micro.segments
+        return jnp.asarray(micro.positions), jnp.asarray(micro.segments)
     return None, None
 
 
