@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import tempfile
 import urllib.request
 import zipfile
@@ -50,6 +51,8 @@ def fetch(task: Task, folder: str | Path | None = None, *, quiet: bool = False,
     path = (data_home() if folder is None else Path(folder)) / FILES[task]
     if path.is_file() and sha256(path.read_bytes()) == published.sha256:
         return path
+    if not quiet:
+        print(f"fetching {task} from {published.url}", file=sys.stderr)
     try:
         with progress(f"fetching {task}", quiet=quiet) as bar:
             data = _download(published.url, bar)
