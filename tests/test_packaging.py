@@ -7,7 +7,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "transformer_engine_jax": "transformer-engine"}
+DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint", "transformer_engine_jax": "transformer-engine"}
 
 
 def imported(folder: Path) -> dict[str, Path]:

@@ -148,7 +148,7 @@ class _Packing:
 
 
 def write_part(path: Path, meta: ArrayMeta, box: Box, part: np.ndarray) -> None:
-    """Write ``part`` to ``chunk[box]`` of a plain chunk's file. Several processes may do so at once, each its own box."""
+    """Write ``part`` to ``chunk[box]`` of a plain chunk's file. Processes may do so at once, each its own box."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         os.ftruncate(descriptor, meta.chunk_nbytes)  # a grown file reads as zeros: the padding of an edge
