@@ -163,7 +163,10 @@ def test_no_array_of_all_logits_exists() -> None:
 # -- what counts -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("micro", "devices"), [(2, 1), (4, 1), (1, 2), (2, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("micro", "devices"),
+    [(4, 1), (2, 2), *(pytest.param(*cut, marks=pytest.mark.slow) for cut in [(2, 1), (1, 2), (1, 4)])],
+)
 def test_gradient_does_not_depend_on_how_the_batch_is_cut(micro: int, devices: int) -> None:
     batch = rows(4, 12, counts=[1, 9, 2, 12])
     whole, told = gradients(tiny(batch_per_device=4), batch)
@@ -298,6 +301,7 @@ def test_float16_overflow_halves_the_scale_and_skips() -> None:
     jax.tree.map(np.testing.assert_array_equal, dict(state.params), before)
 
 
+@pytest.mark.slow
 def test_dropout_differs_by_step_and_not_by_mesh_and_evaluation_has_none() -> None:
     run = tiny(dropout=0.5, batch_per_device=4)
     batch = rows(4)
@@ -320,6 +324,7 @@ def test_dropout_differs_by_step_and_not_by_mesh_and_evaluation_has_none() -> No
     np.testing.assert_array_equal(noisy[0], plain[0])
 
 
+@pytest.mark.slow
 def test_pax_decays_a_layernorm_scale_towards_one() -> None:
     """praxis stores scale - 1, so that decay leaves a scale of 1 alone; of RMSNorm it stores the scale itself."""
     still = OptimizerConfig("pax", learning_rate=0.1, weight_decay=0.5, eps=1e30)

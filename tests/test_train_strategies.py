@@ -60,7 +60,10 @@ HELD: dict[tuple[str, tuple[int, int, int] | None], tuple[dict[str, int], dict[s
 }
 
 
-@pytest.mark.parametrize(("name", "ici"), HELD)
+@pytest.mark.parametrize(
+    ("name", "ici"),
+    [key if key[0] == "hybrid" or key[1] is None else pytest.param(*key, marks=pytest.mark.slow) for key in HELD],
+)
 def test_bytes_on_each_device(name: str, ici: tuple[int, int, int] | None) -> None:
     run = strategy(name, mesh=MeshConfig(ici))
     run = replace(run, batch_per_device=1 if name in ("ddp", "zero2", "fsdp") else 0.5)
@@ -100,7 +103,10 @@ MESHES: list[tuple[str, MeshConfig]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "mesh"), MESHES)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [pytest.param(*case, marks=pytest.mark.slow) if case[0] in ("ddp", "tensor") else case for case in MESHES],
+)
 def test_eight_devices_train_as_one(name: str, mesh: MeshConfig, alone: tuple[list[float], TrainState]) -> None:
     run = _learning(strategy=name, mesh=mesh, batch_per_device=1)
     losses, state = series(run, 8, 20)
@@ -111,6 +117,7 @@ def test_eight_devices_train_as_one(name: str, mesh: MeshConfig, alone: tuple[li
     assert jax.tree.map(lambda x: x.sharding, state) == places  # nothing wandered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zero2", "hybrid"])
 def test_experts_train_alike_on_any_mesh(name: Any) -> None:
     run = tiny(model=GLAM, strategy=name, capacity_factor=1.0, expert_groups=2, aux_loss_weight=0.01, loss_over="all",
