@@ -36,3 +36,8 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"no reference material at {folder}; set LLMTOOL_SHARED")
     return folder
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes do not name a test: archives hold the time of day, and each xdist worker would collect other names."""
+    return argname if isinstance(val, bytes) else None

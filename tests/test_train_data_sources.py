@@ -34,16 +34,21 @@ def where(word: str) -> list[str]:
     return [place for place, _ in every_text(open_texts(parse_word(word), "text"))]
 
 
+def gz(data: bytes) -> bytes:
+    """Without the time of day, which would give every process other test names."""
+    return gzip.compress(data, mtime=0)
+
+
 def zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(data)
 
 
 @pytest.mark.parametrize("name, write", [
-    ("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstd),
+    ("a.jsonl", bytes), ("a.jsonl.gz", gz), ("a.jsonl.zst", zstd),
     ("a.jsonl.zst", lambda data: zstd(data[:100]) + zstd(data[100:])),  # frames, as pzstd writes them
-    ("a.jsonl.gz", lambda data: gzip.compress(data[:100]) + gzip.compress(data[100:])),
+    ("a.jsonl.gz", lambda data: gz(data[:100]) + gz(data[100:])),
     ("a.jsonl", lambda data: b"\xef\xbb\xbf" + data),
-    ("a.jsonl.gz", lambda data: gzip.compress(b"\xef\xbb\xbf" + data)),
+    ("a.jsonl.gz", lambda data: gz(b"\xef\xbb\xbf" + data)),
     ("a.jsonl", lambda data: data.rstrip(b"\n")), ("a.jsonl", lambda data: data.replace(b"\n", b"\r\n")),
     ("a.jsonl", lambda data: b"\n\r\n" + data.replace(b"\n", b"\n\n")),
     ("a.jsonl.zst", lambda data: zstd(b"\n\r\n" + data.replace(b"\n", b"\n\n"))),
@@ -65,7 +70,7 @@ def test_files_are_read_in_order_and_places_are_told(tmp_path: Path) -> None:
     for word in (f"jsonl:{tmp_path}", f"jsonl:{tmp_path}/**/*.jsonl"):
         assert read(word) == ["first", "second", "third"]
         assert where(word) == [f"{tmp_path}/a.jsonl:1", f"{tmp_path}/b/2.jsonl:2", f"{tmp_path}/b/2.jsonl:4"]
-    (tmp_path / "z.jsonl.gz").write_bytes(gzip.compress(b'\n{"text": "fourth"}\n'))
+    (tmp_path / "z.jsonl.gz").write_bytes(gz(b'\n{"text": "fourth"}\n'))
     assert read(f"jsonl:{tmp_path}") == ["first", "second", "third", "fourth"]
     assert where(f"jsonl:{tmp_path}")[-2:] == [f"{tmp_path}/b/2.jsonl:4", f"{tmp_path}/z.jsonl.gz:2"]
 
@@ -77,7 +82,7 @@ def test_files_are_read_in_order_and_places_are_told(tmp_path: Path) -> None:
     (b'{"text": "\xff"}', "not UTF-8"), (b"{", "not JSON"),
     (b"[" * 100_000, "not JSON"), (b"version https://git-lfs.github.com/spec/v1", "LFS"),
 ])
-@pytest.mark.parametrize("name, write", [("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstd)])
+@pytest.mark.parametrize("name, write", [("a.jsonl", bytes), ("a.jsonl.gz", gz), ("a.jsonl.zst", zstd)])
 def test_a_bad_line_is_named(name: str, write: Callable[[bytes], bytes], line: bytes, said: str, tmp_path: Path
                              ) -> None:
     (tmp_path / name).write_bytes(write(b'{"text": "good"}\n\n' + line + b"\n"))
@@ -86,11 +91,11 @@ def test_a_bad_line_is_named(name: str, write: Callable[[bytes], bytes], line: b
 
 
 @pytest.mark.parametrize("name, data, said", [
-    ("a.jsonl.gz", gzip.compress(LINES)[:-9], "cut off"), ("a.jsonl.gz", gzip.compress(LINES)[:60], "cut off"),
+    ("a.jsonl.gz", gz(LINES)[:-9], "cut off"), ("a.jsonl.gz", gz(LINES)[:60], "cut off"),
     ("a.jsonl.zst", zstd(LINES)[:-3], "cut off"), ("a.jsonl.zst", zstd(LINES)[:3], "cut off"),
     ("a.jsonl.gz", LINES, "not gzip"), ("a.jsonl.zst", LINES, "not Zstandard"),
-    ("a.jsonl.gz", gzip.compress(LINES) + b"rest", "not gzip"),
-    ("a.jsonl.gz", gzip.compress(LINES)[:40] + b"\0\0\0" + gzip.compress(LINES)[43:], "damaged"),
+    ("a.jsonl.gz", gz(LINES) + b"rest", "not gzip"),
+    ("a.jsonl.gz", gz(LINES)[:40] + b"\0\0\0" + gz(LINES)[43:], "damaged"),
 ])
 def test_damaged_compressed_files(name: str, data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
