@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -111,3 +112,18 @@ def sync_tree(folder: Path) -> None:
     walked = [(Path(here), files) for here, _, files in os.walk(folder)]
     sync_all(here / name for here, files in walked for name in files)
     sync_all(here for here, _ in walked)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that is whole or not there: a temporary sibling, flushed to disk, renamed into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -1,9 +1,7 @@
 """Fetch the published evaluation sets, checked against the hashes of the files that they are known by."""
 
 import io
-import os
 import sys
-import tempfile
 import urllib.request
 import zipfile
 import zlib
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from llmtool.convert.atomic import write_file
 from llmtool.errors import BadData
 from llmtool.evaluate.data import FILES, data_home
 from llmtool.evaluate.items import Task
@@ -67,7 +66,7 @@ def fetch(task: Task, folder: str | Path | None = None, *, quiet: bool = False,
     if (found := sha256(data)) != published.sha256:
         raise BadData(f"{published.url}: not the published file, or not all of it: SHA-256 {found}, expected "
                       f"{published.sha256}; nothing was kept")
-    _write(path, data)
+    write_file(path, data)
     return path
 
 
@@ -91,17 +90,3 @@ def _member(data: bytes, published: Published) -> bytes:
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
         raise BadData(f"{published.url}: no zip archive with {published.member} ({error}); a proxy may have answered "
                       "in its place") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -1,12 +1,11 @@
 """A SentencePiece model of one's own corpus."""
 
 import io
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from llmtool.convert.atomic import write_file
 from llmtool.errors import BadData, BadTarget
 from llmtool.train.data.documents import every_text
 from llmtool.train.data.open import open_texts
@@ -53,7 +52,7 @@ def train_tokenizer(sources: Sequence[str], target: str | Path, *, kind: Kind = 
         raise BadData(f"{', '.join(sources)}: SentencePiece cannot make {size} entries of it: {told}. "
                       "Give more text, or a smaller --vocab-size") from error
     lines.check()
-    _write(target, model.getvalue())
+    write_file(target, model.getvalue())
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
 
 
@@ -76,17 +75,3 @@ class _Lines:
     def check(self) -> None:
         if self.error is not None:
             raise self.error
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
